@@ -1,1 +1,1 @@
-"""The driver's side of the agents: which hosts there are, and the launcher that has agents do what is to be done."""
+"""The driver's side of the agents: which hosts the job has, and the launcher that gives their agents orders."""

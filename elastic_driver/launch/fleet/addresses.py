@@ -1,7 +1,7 @@
 """Where the workers of one host listen for those of the others.
 
-Owns the choice between loopback and the addresses of the hosts. Which address a host has is its agent's word, and the
-fleet's (:meth:`~elastic_driver.launch.fleet.fleet.Fleet.address_of`).
+Owns the choice between loopback and the addresses of the hosts. A host's address comes from its agent and the fleet
+(:meth:`~elastic_driver.launch.fleet.fleet.Fleet.address_of`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class Agents(Protocol):
     """What is needed of the fleet."""
 
     def link_of(self, hostname: str) -> AgentLink | None:
-        """The agent of a host; None when there is none now."""
+        """Return the agent of a host; None if it has none now."""
 
     def links(self) -> Sequence[AgentLink]:
-        """All agents that are not lost."""
+        """Return all agents that are not lost."""
 
     def address_of(self, link: AgentLink, others: Sequence[AgentLink]) -> str:
-        """Where the workers of this agent listen for those of the others.
+        """Return where the workers of this agent listen for those of the others.
 
         Raises:
             LaunchError: its host has no such address.
@@ -33,11 +33,11 @@ class Agents(Protocol):
 
 
 class Addresses:
-    """See above.
+    """Chooses the addresses where workers listen.
 
     Args:
         agents: of the job.
-        warn: takes one-line reports of what went wrong and does not end the job.
+        warn: called with one-line warnings about failures that do not end the job.
     """
 
     def __init__(self, agents: Agents, warn: Callable[[str], None]) -> None:
@@ -45,7 +45,7 @@ class Addresses:
         self._warn = warn
 
     def of(self, hostnames: Sequence[str]) -> Mapping[str, str]:
-        """The addresses of all hosts of one round, by name: loopback while all are on one machine."""
+        """Return the addresses of all hosts of one round, by name: loopback while all are on one machine."""
         links = {name: self._agents.link_of(name) for name in hostnames}
         distinct = list({id(link): link for link in links.values() if link is not None}.values())
         if len(distinct) < 2:
@@ -56,14 +56,14 @@ class Addresses:
         try:
             return self._agents.address_of(link, others)
         except LaunchError as error:
-            # It was alone when its workers were started. They will find out; the job must not end of it.
+            # It was alone when its workers were started. They will notice; the job must not end for that.
             self._warn(str(error))
             return link.facts.peer or LOOPBACK
 
     def for_all(self, hostname: str) -> str:
-        """Where a host is reached by all others that are there, or may come; of the driver's own machine for "".
+        """Return where all present and future other hosts reach a host; "" means the driver's own machine.
 
-        Loopback where the host has no other address: then no other can come.
+        Loopback if the host has no other address: then no other can come.
 
         Raises:
             LaunchError: the host has no agent any more.
@@ -72,7 +72,7 @@ class Addresses:
         link = self._agents.link_of(hostname) if hostname else next((one for one in links if one.facts.local), None)
         if link is None and hostname:
             raise LaunchError(f"host {hostname} has no agent any more")
-        if link is None:  # the driver's machine is none of the job's: others have come to it by this
+        if link is None:  # the driver's machine is not one of the job's: others have dialled this address
             return next((one.facts.ours for one in links), LOOPBACK)
         try:
             return self._agents.address_of(link, links)

@@ -1,8 +1,8 @@
-"""How agents are admitted: the first words on each connection of an agent, until its link goes on over it.
+"""Admission of agents: the first messages on each connection of an agent, until its link continues on it.
 
-Owns what is asked of an agent before it belongs to the job: who it is, whether it speaks this protocol and has this
-version, and the key with which it comes back. What its host means to the job is the fleet's. A new agent is welcomed
-when a later driver would know it, too.
+Owns the checks before an agent belongs to the job: its identity, its protocol and version, and the key with which it
+reconnects. What its host means to the job is up to the fleet. A new agent is welcomed once a later driver would know
+it, too.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from elastic_driver.rendezvous.frames import MAX_FRAME, Frame, Message
 from elastic_driver.version import __version__
 from elastic_driver.words import NO_BARS
 
-# From the exchange to the hello: it is sent in one piece.
+# From the exchange to the hello, which is sent in one piece.
 _HELLO_S = 10.0
 _HELLO_BYTES = 1 << 20
-# Of a value that nodes do not have alike. Commands may be long.
+# Of a value in which nodes differ. Commands may be long.
 _SHOWN = 300
 _NUMBER = re.compile(r"[0-9a-f]{32}")
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
 class RefusedError(Exception):
-    """An agent cannot be taken; why, in one sentence.
+    """An agent cannot be admitted; the message is one sentence.
 
     Args:
         why: the sentence.
@@ -54,12 +54,12 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WelcomeFacts:
-    """What every agent of the job is told.
+    """The facts that every welcome contains.
 
     Attributes:
         job_id, poll_s, cwd, umask, warm, preload, prefix_timestamp, agent_timeout_s, warm_first, spot_notices, epoch,
             driver, driver_timeout_s, place, etcd, etcd_cluster, bars: see Welcome.
-        alike: what all nodes have to be started with alike, by how it is given; None where the job is none of nodes.
+        alike: settings that must be the same on all nodes, by how they are given; None if the job is not one of nodes.
     """
 
     job_id: str
@@ -83,41 +83,41 @@ class WelcomeFacts:
 
 
 class Host(Protocol):
-    """Who takes agents in; the fleet."""
+    """Admits agents to the job; the fleet implements it."""
 
     def known(self, agent: str) -> AgentLink | None:
-        """The link of an agent that has been here before; None when it was given up, or never was."""
+        """Return the link of an agent that was admitted before; None if it was given up, or never admitted."""
 
     def arrives(self, facts: AgentFacts) -> AgentLink:
-        """A new agent has proven itself and fits. Raises RefusedError."""
+        """Admit a new agent that has authenticated and passed the checks. Raises RefusedError."""
 
     def settled(self, link: AgentLink) -> None:
-        """A new agent has its connection."""
+        """Handle a new agent that has its connection now."""
 
     def turned_away(self, host: str, why: str) -> None:
-        """An agent that was started on this host cannot be taken, however often it comes."""
+        """Handle an agent started on this host that can never be admitted."""
 
     def revoked(self, host: str, why: str) -> None:
-        """A ticket of this host was used by two: neither may be in the job, nor any other that was dialled there."""
+        """Handle a ticket used twice: neither agent may be in the job, nor any other dialled on this host."""
 
     def warn(self, text: str) -> None:
-        """Something that the user has to know."""
+        """Warn the user."""
 
     def node_refused(self, why: str) -> None:
-        """A node of this job, which knows its secret, cannot be taken as it is."""
+        """Handle a node that knows this job's secret, but cannot be admitted as it is."""
 
     def superseded(self, epoch: int) -> None:
-        """A driver of a higher epoch has the job: an agent that is back obeys that one."""
+        """Handle an agent that is back and obeys a driver of a higher epoch, which has the job."""
 
 
 class Admission:
-    """Makes what the server hands the connections of agents over to.
+    """Makes the protocols to which the server hands over the connections of agents.
 
     Args:
-        tickets: who may come.
+        tickets: which agents may come.
         welcome_facts: for all agents.
-        host: takes them in.
-        keeper: of them.
+        host: admits them.
+        keeper: persists them.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class Admission:
         self._welcome_facts = welcome_facts
         self._host = host
         self._arrivals: set[Arrival] = set()
-        self._is_abandoned = False  # whether the job goes on without this driver
+        self._is_abandoned = False  # whether the job continues without this driver
 
     def take_over(self, identity: Identity) -> asyncio.Protocol:
-        """What a connection is handed over to, once this peer has authenticated on it."""
+        """Return the protocol to which to hand over a connection on which this peer has authenticated."""
         arrival = Arrival(
             identity,
             self._tickets,
@@ -145,19 +145,19 @@ class Admission:
         return arrival.connection
 
     def abandon(self) -> None:
-        """The job goes on without this driver: whoever comes is cut off without a word, and finds the next one."""
+        """Cut off all newcomers from now on, without a message: they find the driver that has the job."""
         self._is_abandoned = True
         for arrival in tuple(self._arrivals):
             arrival.connection.abort("the job goes on without this driver")
 
     def close(self) -> None:
-        """Cuts those that have not said who they are."""
+        """Cut connections that have not sent a hello."""
         for arrival in tuple(self._arrivals):
             arrival.connection.abort("the job has ended")
 
 
 class Arrival:
-    """One connection, from where it carries frames; they go to its link when there is one."""
+    """One connection, once it carries frames; they are handed to the agent's link as soon as there is one."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class Arrival:
         if hello.resumes:
             is_agent = self._is_agent(hello.agent)
             if is_agent and hello.epoch > self._welcome_facts.epoch:
-                # It waits for that one, and is told nothing by this one.
+                # It waits for that driver, and must not be sent anything by this one.
                 self._host.superseded(hello.epoch)
                 self.connection.abort("it obeys another driver")
                 return
@@ -239,7 +239,7 @@ class Arrival:
         self._keeper.when_kept(partial(self._take_in, link, hello))
 
     def _take_in(self, link: AgentLink, hello: Hello) -> None:
-        """A new agent is known for good."""
+        """Welcome a new agent, which is persisted now."""
         self._newcomer = None
         if link.is_lost:
             self.connection.abort("its agent has begun anew, or the job has ended")
@@ -250,7 +250,7 @@ class Arrival:
             self._host.settled(link)
 
     def _take_ticket(self, hello: Hello) -> Ticket | None:
-        """The ticket that is presented; None where it is no good, or not from here: then it stays good for others.
+        """Return the ticket that is presented; None if it is not valid, or not from here: then it is not consumed.
 
         Raises:
             RefusedError: it is a second use.
@@ -355,7 +355,7 @@ class Arrival:
 
 
 def _hello(message: Message) -> Hello:
-    """An agent's first message. Raises RefusedError for one of another protocol; RendezvousProtocolError."""
+    """Parse an agent's first message. Raises RefusedError for another protocol, or RendezvousProtocolError."""
     try:
         hello = said(message)
     except RendezvousProtocolError:
@@ -369,7 +369,7 @@ def _hello(message: Message) -> Hello:
 
 
 def _difference(theirs: Mapping[str, str], alike: Mapping[str, str] | None, host: str) -> str:
-    """Why a host cannot be a node of this job; "" where it can. A host that is no node may join."""
+    """Return why a host cannot be a node of this job; "" if it can. A host that is not a node may join."""
     if not theirs:
         return ""
     if alike is None:

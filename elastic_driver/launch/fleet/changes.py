@@ -1,4 +1,4 @@
-"""Counting the changes of something, and waiting for the next one."""
+"""Counts changes, and waits for the next one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Changes:
-    """Counts changes, and wakes those that wait for one. Used on the event loop only.
+    """Counts changes, and wakes the tasks that wait for one. Used on the event loop only.
 
     Attributes:
         count: how many there have been.
@@ -16,10 +16,10 @@ class Changes:
 
     def __init__(self) -> None:
         self.count = 0
-        self._waiting: dict[asyncio.Future[None], None] = {}  # in the order in which they came, as they are woken
+        self._waiting: dict[asyncio.Future[None], None] = {}  # woken in the order in which they came
 
     def report(self) -> None:
-        """Something has changed."""
+        """Count a change, and wake all that wait."""
         self.count += 1
         waiting, self._waiting = self._waiting, {}
         for future in waiting:
@@ -27,7 +27,7 @@ class Changes:
                 future.set_result(None)
 
     async def wait(self, seen: int) -> None:
-        """Blocks until there are more changes than that."""
+        """Wait until there are more changes than that."""
         if self.count == seen:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting[future] = None
@@ -37,7 +37,7 @@ class Changes:
                 self._waiting.pop(future, None)
 
     async def wait_until(self, holds: Callable[[], bool], limit_s: float) -> None:
-        """Blocks until that holds, or for so long."""
+        """Wait until the condition holds, for at most limit_s seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while not holds():

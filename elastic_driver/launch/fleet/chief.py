@@ -1,7 +1,7 @@
-"""The chief of servers, where it is a process of this machine's agent: it outlives the driver as workers do.
+"""The chief of parameter servers as a process of this machine's agent: it outlives the driver as workers do.
 
-Owns how it is started and stopped. All else is as with a worker (:mod:`elastic_driver.launch.fleet.workers`), whose
-host has the chief's name.
+Owns how it is started and stopped. In everything else it is like a worker
+(:mod:`elastic_driver.launch.fleet.workers`) whose host has the chief's name.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from elastic_driver.words import Ending
 
 
 class WorkersWithChief(Workers):
-    """See above. Used on the event loop only."""
+    """The workers of a job, and its chief. Used on the event loop only."""
 
     def start_chief(self, chief: WorkerId, launch: Callable[[], Launch]) -> None:
-        """Has this machine's agent start it, as soon as there is one.
+        """Make this machine's agent start the chief, as soon as there is one.
 
         Args:
             chief: its name. No other start has had it.
-            launch: says what is run, in that moment. May raise LaunchError.
+            launch: returns what to run, when it is called. May raise LaunchError.
         """
         if self._job_ends:
             return
@@ -57,7 +57,7 @@ class WorkersWithChief(Workers):
             self._stop(one, one.stop)
 
     def stop_chief(self, chief: WorkerId, grace_s: float) -> None:
-        """SIGTERM, grace, SIGKILL; for one that is being started, as soon as its process is there."""
+        """Send SIGTERM, then SIGKILL after the grace; to a starting chief as soon as its process exists."""
         one = self._workers.get(chief)
         if one is not None and one.phase in (Phase.ORDERED, Phase.RUNS) and one.link is not None:
             one.link.send(Stop(chief.key, grace_s, sever=False, signal=int(signal.SIGTERM)))
@@ -66,5 +66,5 @@ class WorkersWithChief(Workers):
 
     def _why_not(self, one: Worker, link: AgentLink, error: str, *, bad_command: bool) -> LaunchError:
         if bad_command and one.id.hostname == CHIEF:
-            return CommandNotFoundError(error)  # nobody else runs it
+            return CommandNotFoundError(error)  # no other host runs it
         return super()._why_not(one, link, error, bad_command=bad_command)

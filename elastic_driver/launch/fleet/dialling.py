@@ -1,7 +1,8 @@
-"""Keeping agents on the hosts that are wanted: dials, tries again with back-off, and says once why it does not work.
+"""Keeps agents on the wanted hosts: dials, retries with back-off, and reports each failure once.
 
-Owns the tries for each host. What a host that has an agent means is the fleet's. An unready host is no failed one: it
-may be booting, or its name not be known yet, so it is tried for as long as it is wanted. Used on the event loop only.
+Owns the tries for each host. What it means that a host has an agent is up to the fleet. An unready host has not failed:
+it may be booting, or its name may not be known yet, so it is tried for as long as it is wanted. Used on the event loop
+only.
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import counted
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
-# Somebody has to change something there: a key, a package. It is looked at now and then whether somebody has.
+# A person has to change something there: a key, a package. It is retried now and then in case one has.
 _PERMANENT_PAUSE_S = 30.0
-# An agent that was started dials in within a second; a machine that is being booted takes its time.
+# A started agent dials in within a second; a machine that is booting takes longer.
 _DIAL_IN_S = 60.0
-# Hosts that are dialled at a time. A host that is silent holds a place for ssh's time limit.
+# Hosts dialled at a time. A silent host occupies a place for ssh's time limit.
 _SIDE_BY_SIDE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How agents come to the driver.
+    """How agents reach the driver.
 
     Attributes:
-        urls: gives the driver's URLs for the agent of a host; for one on this machine, "". May have the driver listen.
+        urls: returns the driver's URLs for the agent of a host; "" means this machine. May make the driver listen.
         agent_timeout_s, job: see Bootstrap.
-        fingerprint: gives that of the driver's certificate.
+        fingerprint: returns that of the driver's certificate.
         host_timeout_s: see AgentLink.
-        owner: the driver's process, as Bootstrap has it.
+        owner: the driver's process, as in Bootstrap.
         host, node_rank: of the driver's own machine in a job of nodes: its name, and see Bootstrap.
-        more: names of which no host is listed, and that this machine is to have an agent for all the same.
+        more: names under which no host is listed, but for which this machine is to have an agent.
     """
 
     urls: Callable[[str], Awaitable[tuple[str, ...]]]
@@ -59,36 +60,37 @@ class Reach:
 
 
 class DiallingListener(Protocol):
-    """Is told how dialling goes. Called on the event loop; hosts have their canonical names."""
+    """Receives events of dialling. Called on the event loop; hosts have their canonical names."""
 
     def host_unready(self, host: str, failure: DialFailure) -> None:
-        """There is no agent on this host yet; told once for each reason."""
+        """There is no agent on this host yet; called once for each reason."""
 
     def none_can_be_dialled(self, reasons: str) -> None:
-        """On no host that is wanted another try can help."""
+        """On none of the wanted hosts another try can help."""
 
     def command_ended(self, host: str) -> None:
-        """The command that had started the host's agent has ended, after the agent had come."""
+        """The command that started the host's agent has ended, after the agent had come."""
 
     def warn(self, text: str) -> None:
-        """Something that the user has to know."""
+        """Warn the user."""
 
 
 class Dialling:
-    """Keeps an agent on each host that is wanted. Its hosts have their canonical names.
+    """Keeps an agent on each wanted host. Its hosts have their canonical names.
 
     Args:
         tickets: issues tickets.
-        reach: what agents are told of the driver.
-        names: says which host is this machine.
-        local, remote: start agents on this machine, and on others; None where those come by themselves.
-        changes: counts each news of a host that has no agent yet.
-        tasks: run the tries; an error of theirs ends the job.
-        listener: is told how it goes.
-        keeper: of tickets, and of hosts that are kept out.
+        reach: how agents reach the driver.
+        names: knows which host is this machine.
+        local: starts agents on this machine.
+        remote: starts agents on other machines; None if they come by themselves.
+        changes: counts the events of hosts that have no agent yet.
+        tasks: runs the tries; an error in one ends the job.
+        listener: receives the events.
+        keeper: persists tickets, and hosts that are kept out.
 
     Attributes:
-        side_by_side: held over each try.
+        side_by_side: held during each try.
     """
 
     def __init__(
@@ -113,23 +115,23 @@ class Dialling:
         self.tasks = tasks
         self._listener = listener
         self._hosts: dict[str, _DialledHost] = {}
-        self._former: set[_DialledHost] = set()  # that are not wanted any more, until their commands have ended
+        self._former: set[_DialledHost] = set()  # no longer wanted, but their commands have not ended
         self._told: dict[str, DialFailure] = {}
-        self._hopeless: set[str] = set()  # of the hosts, where another try cannot help
-        self._revoked: dict[str, DialFailure] = {}  # hosts that are kept out for as long as the job lasts
+        self._hopeless: set[str] = set()  # hosts where another try cannot help
+        self._revoked: dict[str, DialFailure] = {}  # hosts kept out for as long as the job lasts
         self.side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
         self._warned_of_tickets = False
 
     def take_over(self, revoked: Iterable[RevokedKept]) -> None:
-        """Hosts that the driver before has kept out. To be called before all else."""
+        """Restore the hosts that the earlier driver has kept out. To be called before anything else."""
         self._revoked = {each.host: DialFailure(each.why, permanent=True) for each in revoked}
 
     def __contains__(self, host: str) -> bool:
-        """Whether an agent is wanted on this host."""
+        """Return whether an agent is wanted on this host."""
         return host in self._hosts
 
     def begin(self, host: str, *, has_agent: bool) -> None:
-        """An agent is wanted on this host from now on; dials it if it has none."""
+        """Keep an agent on this host from now on; dial it if it has none."""
         dialler = self._local if self._names.is_local(host) else self._remote
         dialled = self._hosts[host] = _DialledHost(host, dialler, self)
         revoked = self._revoked.get(host)
@@ -140,11 +142,11 @@ class Dialling:
             dialled.begin()
 
     def not_in(self, wanted: Container[str]) -> list[str]:
-        """The hosts that are not among those wanted now."""
+        """Return the hosts that are not among those wanted now."""
         return [host for host in self._hosts if host not in wanted]
 
     def end(self, host: str, *, when: Callable[[], bool] | None = None) -> None:
-        """Dials this host no more, and ends the command that has started its agent, as soon as that holds."""
+        """Stop dialling this host, and end the command that started its agent, as soon as the condition holds."""
         dialled = self._hosts.pop(host)
         self._hopeless.discard(host)
         self._told.pop(host, None)
@@ -158,36 +160,36 @@ class Dialling:
         self._former.discard(dialled)
 
     def came(self, host: str) -> None:
-        """The host has an agent, dialled or come by itself."""
+        """Record that the host has an agent, whether dialled or come by itself."""
         self._told.pop(host, None)
         self._hopeless.discard(host)
         if host in self._hosts:
             self._hosts[host].came()
 
     def gone(self, host: str) -> None:
-        """It has none any more: dials again."""
+        """Dial again, since the host's agent is gone."""
         if host in self._hosts:
             self._hosts[host].gone()
 
     def turned_away(self, host: str, why: str) -> None:
-        """The agent that was started there cannot be taken."""
+        """Record that the agent started there was rejected."""
         if host in self._hosts:
             self._hosts[host].turned_away(why)
 
     def bar(self, host: str, failure: DialFailure) -> None:
-        """Keeps this host out for as long as the job lasts."""
+        """Keep this host out for as long as the job lasts."""
         self._revoked[host] = failure
         self.keeper.keep(RevokedKept(host, failure.reason))
         if host in self._hosts:
             self._hosts[host].bar(failure)
 
     def is_first_try(self, host: str) -> bool:
-        """Whether an agent may come there in a moment: no try has failed yet."""
+        """Return whether an agent may come there soon: no try has failed yet."""
         dialled = self._hosts.get(host)
         return dialled is not None and dialled.dials and not dialled.tries
 
     def remarks(self, present: Container[str]) -> list[str]:
-        """Which hosts have no agent, and why. Those that are present have one."""
+        """Return which hosts have no agent, and why. Those in ``present`` have one."""
         return [
             f"host {name} is not ready: {one.failure.reason} (tried {counted(one.tries, 'time')})"
             if one.failure is not None
@@ -199,20 +201,20 @@ class Dialling:
         ]
 
     async def close(self) -> None:
-        """Dials no more, and ends the commands that have started agents. Blocks until they have ended."""
+        """Stop dialling, and end the commands that started agents. Blocks until they have ended."""
         await asyncio.gather(*(dialled.close() for dialled in (*self._hosts.values(), *self._former)))
 
     def abandon(self) -> None:
-        """Those who were dialled are another driver's: :meth:`close` ends none of their commands."""
+        """Give the agents up to another driver: :meth:`close` ends none of their commands."""
         for dialled in (*self._hosts.values(), *self._former):
             dialled.abandon()
 
-    # --- what comes of the tries -----------------------------------------------------------------------------------
+    # --- results of tries ------------------------------------------------------------------------------------------
 
     def unready(self, host: str, failure: DialFailure) -> None:
-        """A try has failed."""
+        """Record and report a failed try."""
         if host not in self._hosts:
-            return  # it is wanted no more
+            return  # it is no longer wanted
         if self._told.get(host) != failure:
             self._told[host] = failure
             self._listener.host_unready(host, failure)
@@ -223,7 +225,7 @@ class Dialling:
             self._listener.none_can_be_dialled("; ".join(reasons))
 
     def shows_ticket(self, host: str) -> None:
-        """Tickets stand on a command line there. It is the same for most hosts of a job, and said once."""
+        """Warn that tickets are on a command line there. Most hosts of a job are alike, so this is reported once."""
         if not self._warned_of_tickets:
             self._warned_of_tickets = True
             self._listener.warn(
@@ -232,11 +234,11 @@ class Dialling:
             )
 
     def ended(self, host: str) -> None:
-        """The command that had started an agent has ended."""
+        """Report that the command that started an agent has ended."""
         self._listener.command_ended(host)
 
     async def bootstrap(self, host: str, ticket: Ticket) -> Bootstrap:
-        """What an agent of this host is given with its ticket."""
+        """Return the bootstrap of an agent of this host, with its ticket."""
         local = self._names.is_local(host)
         return Bootstrap(
             urls=await self._reach.urls("" if local else host),
@@ -255,13 +257,13 @@ class _DialledHost:
     """Keeps an agent on one host, from :meth:`begin` to :meth:`close`.
 
     Args:
-        host: its name in the job; for the driver's own machine the name that was seen first.
-        dialler: starts agents there; None where they come by themselves.
-        dialling: whose host it is, and is told how its tries go.
+        host: its name in the job; for the driver's own machine the first name used.
+        dialler: starts agents there; None if they come by themselves.
+        dialling: its owner, notified of its tries.
 
     Attributes:
         failure: of the last try; None before, and while there is an agent.
-        tries: that have failed since there was an agent last.
+        tries: number of failures since there was an agent last.
     """
 
     def __init__(self, host: str, dialler: Dialler | None, dialling: Dialling) -> None:
@@ -280,23 +282,23 @@ class _DialledHost:
 
     @property
     def dials(self) -> bool:
-        """Whether it does anything so that an agent comes."""
+        """Whether it dials the host."""
         return self._dialler is not None
 
     def begin(self) -> None:
-        """Dials from now on."""
+        """Dial from now on."""
         if self._dialler is None:
             return
         self._task = self._dialling.tasks.start(self._keep(self._dialler))
 
     def came(self) -> None:
-        """The host has an agent, dialled or come by itself."""
+        """Record that the host has an agent, whether dialled or come by itself."""
         self._gone.clear()
         self._came.set()
         self.failure, self.tries = None, 0
 
     def gone(self) -> None:
-        """It has none any more: dials again."""
+        """Dial again, since the agent is gone."""
         self._came.clear()
         self._gone.set()
         if self._barred is not None:
@@ -305,22 +307,22 @@ class _DialledHost:
             self.begin()
 
     def turned_away(self, why: str) -> None:
-        """The agent that was started cannot be taken."""
+        """Record that the agent started there was rejected."""
         self._turned_away = why
         self._soon.set()
 
     def bar(self, failure: DialFailure) -> None:
-        """Dials no more, for good, and ends the command that has started an agent: none that comes can be trusted."""
+        """Stop dialling for good, and end the command that started an agent: no agent from there can be trusted."""
         self._barred = self.failure = failure
         self.tries = max(1, self.tries)
         self._dialling.tasks.start(self.close())
 
     def abandon(self) -> None:
-        """Forgets the command that has started the agent."""
+        """Forget the command that started the agent."""
         self._dialled = None
 
     async def close(self) -> None:
-        """Dials no more, and ends the command that has started the agent."""
+        """Stop dialling, and end the command that started the agent."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
@@ -331,8 +333,8 @@ class _DialledHost:
         pause_s = _FIRST_PAUSE_S
         while True:
             failure = None
-            async with self._dialling.side_by_side:  # logging in takes the driver's processors some time, too
-                if not self._came.is_set():  # nor has one come by itself meanwhile
+            async with self._dialling.side_by_side:  # a login also uses the driver's processors
+                if not self._came.is_set():  # none has come by itself meanwhile
                     failure = await self._dial(dialler)
             if failure is None or self._came.is_set():
                 self.failure, self.tries, pause_s = None, 0, _FIRST_PAUSE_S
@@ -345,7 +347,7 @@ class _DialledHost:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _dial(self, dialler: Dialler) -> DialFailure | None:
-        """One try. Returns why there is no agent; None when there is one."""
+        """Try once. Returns why there is no agent; None if there is one."""
         if self._dialled is not None:  # of an agent that is gone
             await self._dialled.close()
             self._dialled = None
@@ -365,7 +367,7 @@ class _DialledHost:
     async def _dial_with(self, dialler: Dialler, ticket: Ticket) -> DialFailure | None:
         try:
             bootstrap = await self._dialling.bootstrap(self._host, ticket)
-            # A later driver knows the ticket, and is where the agent looks for one.
+            # A later driver will know the ticket, and the agent will look for that driver.
             await on_disc(self._dialling.keeper)
             dialled = self._dialled = await dialler.dial(self._host, bootstrap)
         except (LaunchError, SettingsError) as error:
@@ -388,7 +390,7 @@ class _DialledHost:
         )
 
     async def _addresses(self) -> frozenset[str]:
-        """Where an agent has to come from whose ticket others can read; none where that cannot be known."""
+        """Return the addresses from which a ticket that others can read may be used; empty if unknown."""
         return await asyncio.get_running_loop().run_in_executor(None, _resolve, self._host)
 
     def _ended(self, failed: asyncio.Future[DialFailure]) -> None:

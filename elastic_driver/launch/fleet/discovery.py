@@ -1,6 +1,6 @@
-"""The hosts that the core hears of: those that a source lists and that have an agent, and those that have joined.
+"""The hosts that the core is notified of: those that a source lists and that have an agent, and those that have joined.
 
-Where no host is dialled, only those that are listed and have joined.
+If no host is dialled, only hosts that are both listed and joined.
 
 See :class:`~elastic_driver.discovery.source.Hosts`. Owns when the source is asked again.
 """
@@ -17,33 +17,33 @@ from elastic_driver.hosts import Departure, Host
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.kept import NOTHING, FleetFact, Keeper, MachineKept
 
-# The agent of the driver's own machine takes some 0.2 s to come; until then there would be no hosts at all.
+# The agent of the driver's own machine takes about 0.2 s to come; until then there would be no hosts at all.
 _SETTLE_S = 5.0
 
 
 class Source(Protocol):
-    """Tells the hosts that are wanted; a HostDiscovery."""
+    """Lists the wanted hosts; a HostDiscovery."""
 
     async def find_hosts(self) -> tuple[Host, ...]:
-        """All of them. Raises DiscoveryError when there is no answer."""
+        """Return all of them. Raises DiscoveryError if there is no answer."""
 
     async def wait_change(self, limit_s: float) -> None:
-        """Blocks until there is reason to ask again."""
+        """Wait until there is reason to ask again, for at most limit_s seconds."""
 
     def departures(self) -> tuple[Departure, ...]:
-        """See HostDiscovery."""
+        """Return the hosts announced to leave; see HostDiscovery."""
 
     def remark(self) -> str:
-        """See HostDiscovery."""
+        """Return a remark about the source; see HostDiscovery."""
 
 
 class _Machine(NamedTuple):
-    """The machine that a host was last.
+    """The last machine known under a host's name.
 
     Attributes:
         incarnation: see Host.
-        agent: of one that has joined; "" for one that is listed.
-        addresses: of one that is listed.
+        agent: of a host that has joined; "" for a listed one.
+        addresses: of a listed host.
     """
 
     incarnation: int = 0
@@ -52,17 +52,17 @@ class _Machine(NamedTuple):
 
 
 class FleetDiscovery:
-    """See above.
+    """The hosts with an agent, as a HostDiscovery for the core.
 
     Args:
-        source: lists the hosts that are wanted.
-        fleet: has agents on them.
+        source: lists the wanted hosts.
+        fleet: gets agents started on them.
         on_settled: called when the first hosts have an agent, or cannot have one yet.
-        only_listed: whether hosts that join are used only where the source lists them.
-        keeper: of the machines that hosts are.
-        machines: those that the driver before has known.
-        goes_on: whether there was one. Then hosts that have no agent yet are not waited for: who looks at the job's
-            hosts would go on with one that is lost, and blame it.
+        only_listed: whether hosts that join are used only if the source lists them.
+        keeper: persists the hosts' machines.
+        machines: the machines known to the earlier driver.
+        goes_on: whether there was an earlier driver. Then hosts without an agent are not waited for: meanwhile the job
+            would continue with a host that is lost, and blame it.
     """
 
     def __init__(
@@ -81,20 +81,20 @@ class FleetDiscovery:
         self._only_listed = only_listed
         self._goes_on = goes_on
         self._on_settled = on_settled
-        self._listed: tuple[Host, ...] | None = None  # as it was answered last
-        self._error: DiscoveryError | None = None  # which nobody was told yet
+        self._listed: tuple[Host, ...] | None = None  # the last answer
+        self._error: DiscoveryError | None = None  # not reported yet
         self._answers = True
         self._down: frozenset[str] = frozenset()
         self._has_asked = False
         self._asking: asyncio.Task[None] | None = None
         self._waiting: asyncio.Task[None] | None = None
-        self._seen = 0  # changes of the fleet
+        self._seen = 0  # number of the fleet's changes seen
         self._keeper = keeper
         # By the names of hosts that are listed, or have joined.
         self._machines = {each.host: _Machine(each.incarnation, each.agent, each.addresses) for each in machines}
 
     async def find_hosts(self) -> tuple[Host, ...]:
-        """See HostDiscovery. A source that takes its time, or fails, hides no change of the fleet."""
+        """Return the present hosts. A source that is slow or fails hides no change of the fleet."""
         if self._waiting is None:
             self._asking = self._asking or asyncio.create_task(self._ask())
             try:
@@ -120,11 +120,13 @@ class FleetDiscovery:
         return tuple(sorted(hosts, key=lambda host: self._fleet.node_rank(host.name)))
 
     def _with_incarnations(self, hosts: Sequence[Host], listed: Set[str]) -> list[Host]:
-        """Tells hosts from others that have had their names before.
+        """Give hosts incarnations that distinguish them from others that had their names before.
 
-        A listed host that has rebooted has an address that it had: what is known of it (a drain, a failure) still
-        holds. A pod that takes another's place has none of its addresses. One that joins is another machine with each
-        agent: a pod's container may be started again before anybody has asked who is gone.
+        A listed host that has rebooted keeps one of its addresses: what is known of it (a drain, a failure) still
+        holds. A pod
+        that replaces another has none of its addresses. A host that joins is another machine with each agent: a pod's
+        container
+        may be restarted before the loss has been noticed.
         """
         machines = {name: machine for name, machine in self._machines.items() if name in listed}
         told = []
@@ -151,7 +153,7 @@ class FleetDiscovery:
         return told
 
     async def wait_change(self, limit_s: float) -> None:
-        """See HostDiscovery."""
+        """Wait until the source or the fleet has changed, for at most limit_s seconds."""
         if self._asking is not None:
             await self._wait(self._asking)
             return
@@ -163,7 +165,7 @@ class FleetDiscovery:
             waiting.result()
 
     async def _wait(self, task: asyncio.Task[None]) -> None:
-        """Blocks until it is done, or the fleet has changed."""
+        """Wait until the task is done, or the fleet has changed."""
         changed = asyncio.create_task(self._fleet.changes.wait(self._seen))
         try:
             await asyncio.wait((task, changed), return_when=asyncio.FIRST_COMPLETED)
@@ -171,19 +173,19 @@ class FleetDiscovery:
             changed.cancel()
 
     def down(self) -> frozenset[str]:
-        """See Hosts. Who has joined, and is not up any more, has left."""
+        """Return the listed hosts that are not up. A host that had joined and is not up has left."""
         return self._down
 
     def answers(self) -> bool:
-        """See Hosts."""
+        """Return whether the source's last request has succeeded."""
         return self._answers
 
     def departures(self) -> tuple[Departure, ...]:
-        """See HostDiscovery. Agents say so themselves, and are believed at once."""
+        """Return the hosts that the source announces to leave; those announced by agents are handled elsewhere."""
         return self._source.departures()
 
     def remark(self) -> str:
-        """See HostDiscovery."""
+        """Return the remarks of the source and of the fleet."""
         return "; ".join(filter(None, (self._source.remark(), self._fleet.remark())))
 
     async def _ask(self) -> None:
@@ -195,9 +197,9 @@ class FleetDiscovery:
             self._error = error
             return
         self._answers = True
-        # Where another driver had the job, a host whose agent is not back yet must not seem to be gone.
+        # After a takeover, a host whose agent is not back yet must not seem to be gone.
         await self._fleet.returning.all_back()
-        # On a host that is about to go no agent is started any more.
+        # No agent is started any more on a host that is about to leave.
         going = {departure.hostname for departure in self._source.departures()}
         await self._fleet.want([each.name for each in listed if each.name not in going or self._fleet.is_up(each.name)])
         if is_first:

@@ -1,10 +1,10 @@
-"""The fleet: which hosts have an agent, and what is done so that all that are wanted have one.
+"""The fleet: which hosts have an agent, and how every wanted host gets one.
 
-Owns which hosts are wanted, and what follows when a host gets an agent, loses it, falls silent or is to leave. The
-parts: which agents there are (:mod:`~elastic_driver.launch.fleet.roster`), having more come
-(:mod:`~elastic_driver.launch.fleet.dialling`), and which names mean this machine
-(:mod:`~elastic_driver.launch.fleet.names`). The core hears of hosts with an agent only
-(:mod:`elastic_driver.launch.fleet.discovery`), so a host that cannot be reached yet is no failed one. Decides nothing
+Owns which hosts are wanted, and what follows when a host gets an agent, loses it, falls silent or is leaving. The
+parts: the present agents (:mod:`~elastic_driver.launch.fleet.roster`), starting more
+(:mod:`~elastic_driver.launch.fleet.dialling`), and the names of this machine
+(:mod:`~elastic_driver.launch.fleet.names`). The core is only notified of hosts with an agent
+(:mod:`elastic_driver.launch.fleet.discovery`), so a host that cannot be reached yet has not failed. Decides nothing
 about workers. Used on the event loop only.
 """
 
@@ -38,102 +38,103 @@ from elastic_driver.rendezvous.agent_messages import Bye, Close, Leaves, Levels,
 from elastic_driver.system.keeping import Keeping
 from elastic_driver.system.tasks import Tasks
 
-# What an agent may take to end, beyond the time that its workers' deaths take.
+# How long an agent may take to end, beyond the time in which its workers die.
 _CLOSE_S = 15.0
 
 
 class FleetListener(Protocol):
-    """Is told of hosts. Called on the event loop."""
+    """Receives events of hosts. Called on the event loop."""
 
     def agent_came(self, facts: AgentFacts) -> None:
-        """A host has an agent."""
+        """A host has got an agent."""
 
     def agent_lost(self, facts: AgentFacts, why: str) -> None:
         """A host's agent is lost, and its workers with it."""
 
     def host_unready(self, host: str, failure: DialFailure) -> None:
-        """A host that is wanted has no agent yet; told once for each reason."""
+        """A wanted host has no agent yet; called once for each reason."""
 
     def warn(self, text: str) -> None:
-        """Something that the user has to know."""
+        """Warn the user."""
 
     def node_refused(self, why: str) -> None:
-        """A node of a job of nodes has come, and cannot be one of them."""
+        """A node of a job of nodes has dialled in, and cannot be one of them."""
 
     def network_checked(self, report: Checked) -> None:
-        """The network between hosts was checked; those barred are told of as unready, too."""
+        """The network between hosts was checked; hosts that are barred are reported as unready, too."""
 
     def is_left_out(self, host: str) -> bool:
-        """Whether a host gets no workers for a while, since others' workers cannot reach it."""
+        """Return whether a host gets no workers for a while, since others' workers cannot reach it."""
 
     def host_silent(self, host: str, silent_s: float, *, sure: bool) -> None:
-        """Nothing has been heard of a host's agent for so long, and its machine has acknowledged nothing.
+        """Nothing has been heard from a host's agent for so long, and its machine has acknowledged nothing.
 
-        Where it is not sure yet, another host is silent, and this one may be so for the same reason.
+        If it is not sure yet, another host is silent, and this one may be silent for the same reason.
         """
 
     def host_heard(self, host: str) -> None:
-        """A host that was silent is heard again, or has another agent."""
+        """A silent host is heard from again, or has another agent."""
 
     def host_leaves(self, host: str, why: str, within_s: float | None) -> None:
-        """A host is to be drained: its agent says so, and, if it knows, when its machine is gone."""
+        """A host is to be drained: its agent has reported so, and, if known, when its machine will be gone."""
 
     def own_machine_leaves(self, why: str, within_s: float) -> None:
-        """The driver's own machine goes away, and the driver with it."""
+        """The driver's own machine is going away, and the driver with it."""
 
     def no_host_can_be_used(self, reasons: str) -> None:
-        """No host has an agent, and on none of those wanted another try can help."""
+        """No host has an agent, and for none of the wanted ones another try can help."""
 
     def superseded(self, epoch: int) -> None:
-        """An agent comes that obeys a driver of a higher epoch: this one has lost the job."""
+        """An agent has dialled in that obeys a driver of a higher epoch: this driver has lost the job."""
 
     def failed(self, error: BaseException) -> None:
-        """An error of our own, while an agent was listened to."""
+        """An internal error has occurred while a message of an agent was handled."""
 
 
 class Part(Protocol):
-    """A part of the driver that speaks with agents, about one matter."""
+    """A part of the driver that exchanges messages with agents about one subject."""
 
     def came(self, link: AgentLink) -> None:
-        """An agent is there."""
+        """An agent has come."""
 
     def lost(self, link: AgentLink, why: str) -> None:
-        """It is lost."""
+        """An agent is lost."""
 
     def take(self, link: AgentLink, message: Said) -> bool:
-        """What an agent says. Returns whether it was of this matter.
+        """Handle a message of an agent. Returns whether it was of this subject.
 
         Raises:
-            RendezvousProtocolError: it was, and the agent cannot say that. Its connection is cut.
+            RendezvousProtocolError: it was, but is invalid. The agent's connection is cut.
         """
 
 
 class Staff(Part, Protocol):
-    """The part that has agents start workers."""
+    """The part that makes agents start workers."""
 
     def has_workers(self, link: AgentLink) -> bool:
-        """Whether workers run there, or are being started."""
+        """Return whether workers run there, or are being started."""
 
 
 class Fleet:
-    """See above.
+    """The hosts with an agent, and the wanted ones that still lack one.
 
     Args:
-        tickets: who may dial in.
-        reach: how they come.
-        local, remote: start agents on this machine, and on others; None where those come by themselves.
-        is_local: whether a name means this machine. May block.
-        addresses_of: what a name resolves to. May block.
-        address: chooses where a host's workers listen: of its agent, and its address by route. Raises SettingsError.
-        tasks: run what nobody waits for.
-        check: of the network, before a host is used; None for none.
-        keeper: of agents, and of what else a later driver has to know of them.
+        tickets: which agents may dial in.
+        reach: how agents reach the driver.
+        local: starts agents on this machine.
+        remote: starts agents on other machines; None if they dial in by themselves.
+        is_local: returns whether a name means this machine. May block.
+        addresses_of: returns the addresses to which a name resolves. May block.
+        address: returns where a host's workers listen, given its agent and its address by route. Raises SettingsError.
+        tasks: runs background tasks.
+        check: the network check before a host is used; None for none.
+        keeper: persists the agents, and whatever else a later driver needs to know of them.
         clock: the job's time, seconds; None for that of the running loop.
 
     Attributes:
-        changes: of the hosts that there are, and of why others are not.
-        keepings, counts_from: see LinkOwner; the former to be set before any comes.
-        returning: of those of another driver before this one.
+        changes: of the present hosts, and of the reasons why others are missing.
+        keepings, counts_from: see LinkOwner; the former is to be set before any agent dials in.
+        returning: the agents of an earlier driver that have to come back.
     """
 
     def __init__(
@@ -180,40 +181,40 @@ class Fleet:
         self._leaving = Leavers(addresses_of, tasks, self.changes.report, keeper=keeper, clock=clock)
         self._wanted: dict[str, None] = {}  # in the order of their list, which may have tens of thousands
         self._silences = Silences(self._roster, self.names_of)
-        # Whether agents are there that this driver has not heard yet who wants them.
+        # Whether agents have come back before this driver knows which hosts are wanted.
         self._lists_are_to_come = self._closing = False
-        self._over = Close()  # what agents that are to end are told
+        self._over = Close()  # the message to agents that are to end
         self._all_gone = asyncio.Event()
 
     def serve(self, listener: FleetListener, staff: Staff, *parts: Part) -> None:
-        """Says who is told of hosts, and who speaks with agents. To be called once, before anything else."""
+        """Set the listener and the parts that exchange messages with agents. To be called once, first of all."""
         self._listener, self._staff = listener, staff
         self._silences.listener = listener
         self._parts = (staff, *parts) if self._check is None else (staff, *parts, self._check)
 
     def take_over(self, revoked: Iterable[RevokedKept], leavers: Iterable[LeaverKept]) -> None:
-        """What the driver before knew of hosts without an agent. To be called before all else."""
+        """Restore what the earlier driver knew of hosts without an agent. To be called before anything else."""
         self._dialling.take_over(revoked)
         self._leaving.take_over(leavers)
 
     # --- from another driver ---------------------------------------------------------------------------------------
 
     def resume(self, silent: Iterable[str]) -> None:
-        """Another driver has had the job: agents are away (``returning``), and the core knows of silent hosts."""
+        """Resume after another driver: its agents are away (``returning``), and the core knows of the silent hosts."""
         self._lists_are_to_come = True
         self._silences.resume(silent)
 
     def returned(self, link: AgentLink, levels: Levels) -> None:
-        """What an agent knows was taken: from now on it is as any other."""
+        """Treat an agent that has come back like any other, once its state has been handled."""
         link.returned(levels)
         self._roster.keep(link)
         if self._roster.is_hosts_agent(link):
             self._up(link)
-        if self._roster.is_ending(link):  # since it was told nothing
+        if self._roster.is_ending(link):  # since nothing was sent to it while it was away
             link.send(self._over)
 
     def abandon(self) -> None:
-        """The agents are another driver's: cuts their connections, and tells them nothing."""
+        """Give the agents up to another driver: cut their connections, and send them nothing."""
         self._closing = True
         for link in self.links():
             link.abandon()
@@ -225,13 +226,14 @@ class Fleet:
     # --- for discovery ---------------------------------------------------------------------------------------------
 
     async def want(self, names: Sequence[str]) -> None:
-        """These are all hosts that are to have an agent, beside those that have joined."""
+        """Set all hosts that are to have an agent, besides those that have joined."""
         await self._names.look_up([*names, *self._reach.more])
         if self._closing:
             return
         back, self._wanted = [name for name in names if name not in self._wanted], dict.fromkeys(names)
         for link in filter(None, map(self.link_of, back)):
-            # What was away from the list may be another machine by now, and this agent have died with the one before.
+            # A host that was off the list may be another machine by now, and this agent may have died with the former
+            # one.
             if not link.connected and not link.facts.local and not self._staff.has_workers(link):
                 link.lose("its connection is broken, and its host was not listed any more")
         wanted = dict.fromkeys(map(self._names.canonical, (*names, *self._reach.more)))
@@ -246,35 +248,37 @@ class Fleet:
         if self._lists_are_to_come:
             self._lists_are_to_come = False
             for host, link in self._roster.hosts.items():
-                # It was listed when the driver before this one looked.
+                # It was listed when the earlier driver looked.
                 if host not in wanted and not link.facts.joined and not self._staff.has_workers(link):
                     self._end(link)
 
     def is_up(self, name: str) -> bool:
-        """Whether the host has an agent that is not about to end, and may be used."""
+        """Return whether the host has an agent that is not about to end, and may be used."""
         link = self.link_of(name)
         return link is not None and self._is_usable(link)
 
     def joined(self) -> tuple[Host, ...]:
-        """The hosts that have joined by themselves and may be used, in the order of the roster."""
+        """Return the hosts that have joined by themselves and may be used, in the order of the roster."""
         return self._roster.joined_hosts(self._is_usable)
 
     def node_rank(self, name: str) -> float:
-        """The place among the nodes that this host was told; infinite for none."""
+        """Return the node rank that this host was given; infinite if none."""
         return self._roster.node_rank(name)
 
     def _is_usable(self, link: AgentLink) -> bool:
         return not (link.is_away or self._roster.is_ending(link)) and (self._check is None or self._check.admits(link))
 
     def remark(self) -> str:
-        """Which hosts have no agent yet, and why; "" for none."""
+        """Return which hosts have no agent yet, and why; "" for none."""
         waits = self._dialling.remarks(self._roster.hosts) + ([] if self._check is None else self._check.remarks())
         more = f"; and {len(waits) - 3} more hosts" if len(waits) > 3 else ""
         return "; ".join(waits[:3]) + more
 
     async def settle(self, limit_s: float) -> None:
-        """Blocks until each wanted host has an agent, or a try has failed, but no longer than that; and until those
-        that have one may be used, or not, which takes what a check takes at most.
+        """Wait until each wanted host has an agent, or a try has failed, for at most limit_s seconds.
+
+        Then also waits until those with an agent have passed the network check or not, for at most as long as a check
+        takes.
         """
         await self.changes.wait_until(lambda: self._closing or not self.awaits_others(), limit_s)
         check = self._check
@@ -284,47 +288,47 @@ class Fleet:
             )
 
     def awaits_others(self) -> bool:
-        """Whether more hosts may have an agent in a moment."""
+        """Return whether more hosts may get an agent soon."""
         hosts = map(self._names.canonical, self._wanted)
         return any(host not in self._roster.hosts and self._dialling.is_first_try(host) for host in hosts)
 
     # --- for the workers (Agents) ----------------------------------------------------------------------------------
 
     def link_of(self, hostname: str) -> AgentLink | None:
-        """See Agents."""
+        """Return the agent of a host; None if it has none now."""
         return self._roster.link_of(hostname)
 
     def works_for_s(self, hostname: str) -> float:
-        """For how long a host has been heard without a gap; for ever if it has no agent. See AgentLink."""
+        """Return how long a host has been heard from without a gap, seconds; infinite without an agent."""
         link = self.link_of(hostname)
         return math.inf if link is None else link.works_for_s
 
     def unheard(self, least_s: float) -> dict[str, float]:
-        """For how long nothing has come from agents that are connected and not silent, by their hosts' names.
+        """Return how long nothing has arrived from agents that are connected and not silent, by their hosts' names.
 
-        A machine whose agent says nothing may acknowledge all the same what it is sent: see AgentLink.
+        A machine may acknowledge what it is sent although its agent sends nothing: see AgentLink.
         """
         return {name: link.silent_s for link in self._roster.unheard(least_s) for name in self.names_of(link)}
 
     def has_address(self, address: str) -> bool:
-        """Whether one of the job's hosts has this address. Its other names are not looked up."""
+        """Return whether one of the job's hosts has this address. Its other names are not looked up."""
         return self._roster.has_address(address)
 
     def give_up(self, hostname: str, why: str) -> None:
-        """A silent host is lost, before its lease has ended. One that is heard again, or has no agent, stays."""
+        """Give a silent host up before its lease has ended. A host that is heard from again, or has no agent, stays."""
         link = self.link_of(hostname)
         if link is not None and link.is_silent:
             link.give_up(why)
 
     def links(self) -> Sequence[AgentLink]:
-        """See Agents."""
+        """Return all agents that are not lost."""
         return tuple(self._roster.agents.values())
 
     def address_of(self, link: AgentLink, others: Sequence[AgentLink]) -> str:
-        """See Agents: the address by route, or what the user has chosen."""
+        """Return the address where a host's workers listen: by route, or as chosen by the user."""
         route = link.facts.hello.address
         if link.facts.local:
-            # Its agent came over loopback; the others have come to the address by which they reach this machine.
+            # Its agent came over loopback; the others have dialled the address by which they reach this machine.
             route = next((other.facts.ours for other in others if not other.facts.local), route)
         try:
             return self._address(link.facts, route)
@@ -332,7 +336,7 @@ class Fleet:
             raise LaunchError(str(error)) from None
 
     def idle(self, link: AgentLink) -> None:
-        """The last worker of this agent has ended."""
+        """End an agent whose last worker has ended, if its host is leaving or not wanted."""
         host = self._names.canonical(link.facts.host)
         is_unwanted = not link.facts.joined and host not in self._dialling and not self._lists_are_to_come
         if host in self._leaving or is_unwanted or self._closing:
@@ -340,11 +344,11 @@ class Fleet:
         self.changes.report()
 
     def job_over(self, exit_code: int, why: str, *, preempted: bool = False) -> None:
-        """Agents that are told to end from now on hear of it. See Close."""
+        """Set what agents that are ended from now on are told of the job's end. See Close."""
         self._over = Close(exit_code, why, preempted)
 
     async def close(self) -> None:
-        """Ends all agents. Blocks until they have ended."""
+        """End all agents. Blocks until they have ended."""
         self._closing = True
         if self._check is not None:
             self._check.close()
@@ -352,7 +356,7 @@ class Fleet:
         for link in self.links():
             self._end(link)
         if self._roster.agents:
-            # Who is neither heard nor lost by then is left to its own lease.
+            # An agent that is neither heard from nor lost by then is left to its own lease.
             limit_s = self._reach.agent_timeout_s + _CLOSE_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
@@ -364,11 +368,11 @@ class Fleet:
     # --- for the admission (Host) ----------------------------------------------------------------------------------
 
     def known(self, agent: str) -> AgentLink | None:
-        """See Host."""
+        """Return an agent of the job by its id; None for none."""
         return self._roster.agents.get(agent)
 
     def arrives(self, facts: AgentFacts) -> AgentLink:
-        """See Host."""
+        """Admit a new agent to the roster, and return its link. Raises RefusedError."""
         if self._closing:
             raise RefusedError("the job is over", is_over=True)
         self._roster.check_id(facts)
@@ -395,20 +399,20 @@ class Fleet:
         )
 
     def superseded(self, epoch: int) -> None:
-        """See Host."""
+        """Report that a driver of a higher epoch has the job."""
         self._listener.superseded(epoch)
 
     def settled(self, link: AgentLink) -> None:
-        """See Host."""
+        """Make a welcomed agent its host's agent, once the name is free."""
         if self._roster.settle(link):
             self._up(link)
 
     def turned_away(self, host: str, why: str) -> None:
-        """See Host."""
+        """Record why an agent of a host was rejected."""
         self._dialling.turned_away(self._names.canonical(host), why)
 
     def revoked(self, host: str, why: str) -> None:
-        """See Host."""
+        """Bar a host whose ticket has been revoked, and give its agent up."""
         host = self._names.canonical(host)
         failure = DialFailure(why, permanent=True)
         self._dialling.bar(host, failure)
@@ -421,17 +425,17 @@ class Fleet:
             self._listener.warn(why)
 
     def warn(self, text: str) -> None:
-        """See Host."""
+        """Warn the user."""
         self._listener.warn(text)
 
     def node_refused(self, why: str) -> None:
-        """See Host. Who waits for the node looks at the driver's terminal."""
+        """Report a node that cannot be one of the job on the driver's terminal, where people wait for it."""
         self._listener.node_refused(why)
 
-    # --- what agents say (LinkOwner) -------------------------------------------------------------------------------
+    # --- messages of agents (LinkOwner) ----------------------------------------------------------------------------
 
     def take(self, link: AgentLink, message: Said) -> None:
-        """See LinkOwner."""
+        """Hand a message of an agent to its part."""
         try:
             self._take(link, message)
         except RendezvousProtocolError:
@@ -451,7 +455,7 @@ class Fleet:
             case Leaves(why, within_s):
                 self._leaves(link, why, within_s)
             case Bye():
-                # Its last message: an end that was asked for is no loss.
+                # Its last message: an end that was ordered is not a loss.
                 if self._roster.is_ending(link):
                     link.close("its agent has ended")
                     self._forget(link, "its agent has ended")
@@ -461,38 +465,38 @@ class Fleet:
                 raise RendezvousProtocolError(f"an agent may not say {message.name}")
 
     def link_silent(self, link: AgentLink, silent_s: float) -> None:
-        """See LinkOwner."""
+        """Report a silent host, or doubt about it."""
         self._silences.link_silent(link, silent_s)
 
     def link_heard(self, link: AgentLink) -> None:
-        """See LinkOwner."""
+        """Report that a silent host is heard from again."""
         self._silences.link_heard(link)
 
     def link_back(self, link: AgentLink) -> None:
-        """See LinkOwner. Orders may wait for that. It may come from another address."""
+        """Record that an agent is connected again, perhaps from another address; orders may wait for that."""
         self._roster.keep(link)
         self.changes.report()
 
     def link_lost(self, link: AgentLink, why: str) -> None:
-        """See LinkOwner."""
+        """Report the loss of an agent, and forget it."""
         if not self._roster.is_ending(link):
             self._listener.agent_lost(link.facts, why)
         self._forget(link, why)
         self.returning.lost(link)
 
-    # --- what comes of dialling (DiallingListener) -----------------------------------------------------------------
+    # --- events of dialling (DiallingListener) ---------------------------------------------------------------------
 
     def host_unready(self, host: str, failure: DialFailure) -> None:
-        """See DiallingListener."""
+        """Report that a wanted host has no agent yet."""
         self._listener.host_unready(host, failure)
 
     def none_can_be_dialled(self, reasons: str) -> None:
-        """See DiallingListener. Hosts that have joined do without."""
+        """Report that no host can be used, unless some have joined by themselves."""
         if not self._roster.agents:
             self._listener.no_host_can_be_used(reasons)
 
     def command_ended(self, host: str) -> None:
-        """See DiallingListener. This machine's own agent is dead then; its connection tells of others."""
+        """Give this machine's own agent up, which is dead then; the connections of others show whether they are."""
         link = self._roster.hosts.get(host)
         if link is not None and link.facts.local:
             link.lose("its agent has died")
@@ -504,7 +508,7 @@ class Fleet:
         if link is None or link.facts.joined:
             self._dialling.end(host)
             return
-        # Its workers leave first. The command that has started its agent ends with it.
+        # Its workers leave first. The command that started its agent ends with it.
         self._dialling.end(host, when=lambda: link.is_lost)
         if not self._staff.has_workers(link):
             self._end(link)
@@ -533,7 +537,7 @@ class Fleet:
         self.changes.report()
 
     def names_of(self, link: AgentLink, names: Iterable[str] | None = None) -> list[str]:
-        """The names under which the job knows a host: of this machine all of these, or all that are listed."""
+        """Return the names under which the job knows a host: of this machine all names, or all listed ones."""
         return self._roster.names_of(link, self._wanted if names is None else names)
 
     def _end(self, link: AgentLink) -> None:

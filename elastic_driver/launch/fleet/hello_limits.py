@@ -1,7 +1,7 @@
-"""What an agent may say of its host at most. Pure: the first words in, why they are refused out.
+"""Limits of what an agent may report of its host. Pure: takes a hello, returns the reason to reject it.
 
-An agent has proven that it belongs to the job, not that it is sound. Whatever the driver does for each slot, core or
-address that a host says it has, it does on its event loop.
+An agent has proven that it belongs to the job, not that it is sound. The driver spends time on its event loop for each
+slot, core or address that a host claims to have.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from elastic_driver.rendezvous.agent_messages import Hello
 
 # Eight times as many as Linux can be built for (NR_CPUS).
 MOST_CORES = 65536
-# torchrun's --nnodes goes that far, see settings/torchrun_options.py.
+# The limit of torchrun's --nnodes, see settings/torchrun_options.py.
 _MOST_NODES = 65536
 # A machine with a thousand containers has an interface for each, with one or two addresses.
 MOST_ADDRESSES = 4096
-# An interface's name has 15 characters at most, an IPv6 address with its zone and prefix 66.
+# An interface's name has at most 15 characters, an IPv6 address with its zone and prefix 66.
 _LONGEST_ADDRESS = 128
 _SHOWN = 80
 
 
 def excess(hello: Hello, host: str) -> str:
-    """Why a host cannot be what its agent says it is; "" where it can.
+    """Return why a host cannot be what its agent reports; "" if it can.
 
     Args:
-        hello: its agent's first words on a connection.
-        host: its name, for the answer.
+        hello: its agent's first message on a connection.
+        host: its name, for the message.
     """
     if not 0 <= hello.slots <= MAX_SLOTS_PER_HOST:
         return f"host {host} has {hello.slots} slots: at most {MAX_SLOTS_PER_HOST} are allowed"
@@ -46,7 +46,7 @@ def excess(hello: Hello, host: str) -> str:
 
 
 def _is_address(text: str) -> bool:
-    # Python takes anything for the zone of a link's own address.
+    # Python accepts anything as the zone of a link-local address.
     if len(text) > _LONGEST_ADDRESS or not text.isprintable() or " " in text:
         return False
     try:

@@ -1,7 +1,7 @@
-"""What a later driver of the job has to know of its agents and hosts, as facts, and who keeps them.
+"""Facts of the agents and hosts that a later driver of the job needs, and the keeper of such facts.
 
-Owns the facts of the fleet. Each has a name, which is its own among those of its kind; of two with one name the later
-counts. Where they are kept, and who reads them, is :mod:`elastic_driver.journal`'s and the driver's. Times are of the
+Owns the facts of the fleet. Each has a name, unique among those of its kind; a later fact replaces an earlier one of
+the same name. How they are stored and read back is up to :mod:`elastic_driver.journal` and the driver. Times are in the
 job's clock. Keys are in hexadecimal digits.
 """
 
@@ -25,10 +25,10 @@ class AgentKept:
 
     Attributes:
         agent: its number.
-        key: with which it comes back.
+        key: with which it reconnects.
         host, peer, ours, local, joined, hello: see AgentFacts; no hello of one that was given up.
-        ending: whether it was told to end.
-        given_up: whether it may come back only to be told so.
+        ending: whether it was ordered to end.
+        given_up: whether it may reconnect only to be notified of that.
     """
 
     agent: str
@@ -44,24 +44,24 @@ class AgentKept:
 
     @property
     def name(self) -> str:
-        """See above."""
+        """The agent's number."""
         return self.agent
 
     @property
     def facts(self) -> AgentFacts:
-        """Of one that was not given up."""
+        """The facts of an agent that was not given up."""
         assert self.hello is not None
         return AgentFacts(self.hello, self.host, self.peer, self.ours, self.local, self.joined)
 
 
 @dataclass(frozen=True, slots=True)
 class TicketUse:
-    """Who has used a ticket: see User.
+    """The use of a ticket: see User.
 
     Attributes:
         agent, key, address, pid: as there.
         until: a second use revokes the first until then.
-        reported: whether one was reported.
+        reported: whether a second use was reported.
     """
 
     agent: str
@@ -74,7 +74,7 @@ class TicketUse:
 
 @dataclass(frozen=True, slots=True)
 class TicketKept:
-    """A ticket that is good, or was used: see Ticket. ``number`` is that of its identity."""
+    """A ticket that is valid, or was used: see Ticket. ``number`` is that of its identity."""
 
     number: str
     key: str = field(repr=False)
@@ -86,7 +86,7 @@ class TicketKept:
 
     @property
     def name(self) -> str:
-        """See above."""
+        """The ticket's number."""
         return self.number
 
 
@@ -99,17 +99,17 @@ class RevokedKept:
 
     @property
     def name(self) -> str:
-        """See above."""
+        """The host's name."""
         return self.host
 
 
 @dataclass(frozen=True, slots=True)
 class LeaverKept:
-    """A host that leaves, or has left, and is not dialled again before its machine is gone.
+    """A host that is leaving, or has left, and is not dialled again before its machine is gone.
 
     Attributes:
         host: its canonical name.
-        gone_at: when that is; None when nobody has said.
+        gone_at: when that will be; None if not known.
     """
 
     host: str
@@ -117,31 +117,31 @@ class LeaverKept:
 
     @property
     def name(self) -> str:
-        """See above."""
+        """The host's name."""
         return self.host
 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedKept:
-    """An agent whose host has passed the check of the network."""
+    """An agent whose host has passed the network check."""
 
     agent: str
 
     @property
     def name(self) -> str:
-        """See above."""
+        """The agent's number."""
         return self.agent
 
 
 @dataclass(frozen=True, slots=True)
 class MachineKept:
-    """The machine that a host was last.
+    """The last machine known under a host's name.
 
     Attributes:
         host: its name.
         incarnation: see Host.
-        agent: of one that has joined; "" for one that is listed.
-        addresses: of one that is listed.
+        agent: of a host that has joined; "" for a listed one.
+        addresses: of a listed host.
     """
 
     host: str
@@ -151,7 +151,7 @@ class MachineKept:
 
     @property
     def name(self) -> str:
-        """See above."""
+        """The host's name."""
         return self.host
 
 
@@ -159,34 +159,34 @@ FleetFact = AgentKept | TicketKept | RevokedKept | LeaverKept | AdmittedKept | M
 
 
 class Keeper(Protocol[F]):
-    """Keeps facts where a later driver finds them. Used on the event loop."""
+    """Persists facts for a later driver. Used on the event loop."""
 
     def keep(self, fact: F) -> None:
-        """This is so from now on. Never blocks."""
+        """Record a fact, which replaces the one of the same name. Never blocks."""
 
     def drop(self, kind: type[F], name: str) -> None:
-        """There is no such fact any more. Harmless where there was none."""
+        """Remove a fact. Harmless if there is none."""
 
     def when_kept(self, callback: Callable[[], object]) -> None:
-        """Calls it when all that was kept until now is on disc: at once where nothing is under way."""
+        """Call this when everything recorded until now is on disk: at once if nothing is pending."""
 
 
 class KeepsNothing:
-    """Of a job that no other driver takes over."""
+    """The keeper of a job that no other driver can take over."""
 
     def keep(self, fact: object) -> None:
-        """See Keeper."""
+        """Do nothing."""
 
     def drop(self, kind: type[object], name: str) -> None:
-        """See Keeper."""
+        """Do nothing."""
 
     def when_kept(self, callback: Callable[[], object]) -> None:
-        """See Keeper."""
+        """Call this at once."""
         callback()
 
 
 def may_come_back(agent: AgentKept) -> bool:
-    """Whether an agent may live and look for its driver. On this machine that can be seen."""
+    """Return whether an agent may be alive and looking for its driver; on this machine its process shows that."""
     if agent.given_up or agent.hello is None:
         return False
     if not agent.local:
@@ -199,7 +199,7 @@ NOTHING = KeepsNothing()
 
 
 async def on_disc(keeper: Keeper[F]) -> None:
-    """Blocks until all that was kept until now is on disc."""
+    """Wait until everything recorded until now is on disk."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     keeper.when_kept(lambda: None if done.done() else done.set_result(None))
     await done

@@ -1,8 +1,8 @@
-"""Hosts that have left by themselves and are listed all the same: when their names may be used again.
+"""Hosts that have left by themselves but are still listed: when their names may be used again.
 
-Owns how long a name is left alone, and keeps that for a later driver: until its machine is gone, as the machine has
-said, or until the name means another one, which has replaced it. Who is listed, and who has an agent, is the fleet's.
-Used on the event loop only.
+Owns how long a name is not used, and persists that for a later driver: until its machine is gone, at the time that the
+machine announced, or until the name means another machine, which has replaced it. The fleet knows which hosts are
+listed, and which have an agent. Used on the event loop only.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from elastic_driver.system.tasks import Tasks
 
 # As often as a discovery script is run.
 _LOOK_S = 1.0
-# Look-ups block threads that others need, for seconds where names do not resolve; and many hosts may leave together.
+# Look-ups block threads that others need, for seconds if names do not resolve; and many hosts may leave together.
 _AT_ONCE = 4
 
 
 @dataclass(eq=False, slots=True)
 class _Leaver:
-    """A name, from where its agent says that it leaves.
+    """A name, since its agent reported that it is leaving.
 
     Attributes:
-        gone_at: when its machine is gone; infinite when nobody has said.
+        gone_at: when its machine will be gone; infinite if not known.
     """
 
     gone_at: float = math.inf
 
 
 class Leavers:
-    """See above.
+    """The names of hosts that have left, not to be used for now.
 
     Args:
-        addresses_of: what a name resolves to now. May block.
-        tasks: look for that.
-        on_another: called when another machine has a name.
-        keeper: of the names.
+        addresses_of: returns the addresses to which a name resolves now. May block.
+        tasks: runs the look-ups.
+        on_another: called when a name means another machine.
+        keeper: persists the names.
         clock: the job's time, seconds; None for that of the running loop.
     """
 
@@ -61,25 +61,25 @@ class Leavers:
         self._side_by_side = asyncio.Semaphore(_AT_ONCE)
 
     def take_over(self, leavers: Iterable[LeaverKept]) -> None:
-        """Those of the driver before. To be called before all else."""
+        """Restore the names of the earlier driver. To be called before anything else."""
         for each in leavers:
             self._leavers[each.host] = _Leaver(math.inf if each.gone_at is None else each.gone_at)
 
     def __contains__(self, name: str) -> bool:
-        """Whether this name is left alone."""
+        """Return whether this name must not be used."""
         return name in self._leavers
 
     def leaves(self, name: str, within_s: float | None) -> None:
-        """Its agent says so. Of several times that are said the first holds."""
+        """Record that its agent reports to be leaving. Of several announced times the earliest counts."""
         leaver = self._leavers.setdefault(name, _Leaver())
         if within_s is not None:
             leaver.gone_at = min(leaver.gone_at, self._now() + within_s)
         self._keeper.keep(LeaverKept(name, None if leaver.gone_at == math.inf else leaver.gone_at))
 
     def keep(self, listed: Container[str], present: Container[str]) -> None:
-        """Forgets the names that are not listed, and those without an agent whose machine is gone.
+        """Forget the names that are not listed, and those without an agent whose machine is gone.
 
-        After the time that was said another machine has the name, or this one has been spared.
+        After the announced time another machine has the name, or this one has been spared.
         """
         now = self._now()
         for name, leaver in list(self._leavers.items()):
@@ -87,18 +87,18 @@ class Leavers:
                 self.forget(name)
 
     def forget(self, name: str) -> None:
-        """It may be used again."""
+        """Let the name be used again."""
         del self._leavers[name]
         self._keeper.drop(LeaverKept, name)
 
     def left(self, name: str, address: str) -> None:
-        """Its agent is gone, which came from this address. The name may mean another machine before it is due."""
+        """Watch the name of a host whose agent is gone: it may mean another machine earlier than announced."""
         leaver = self._leavers[name]
         if leaver.gone_at < math.inf:
             self._tasks.start(self._look_for_another(name, leaver, address))
 
     async def _look_for_another(self, name: str, leaver: _Leaver, address: str) -> None:
-        # A machine with several addresses may have come from one that its name does not have.
+        # A machine with several addresses may have connected from one to which its name does not resolve.
         old = {address, *await self._look_up(name)}
         while self._leavers.get(name) is leaver and self._now() < leaver.gone_at:
             await asyncio.sleep(_LOOK_S)

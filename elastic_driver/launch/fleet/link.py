@@ -1,27 +1,27 @@
-"""One agent, as the driver sees it: what it has said of itself, its channel, and whether it is still there.
+"""One agent as seen by the driver: the facts that it has reported, its channel, and whether it is still there.
 
 Owns the agent's connections, one after another, and the verdict that it is lost. What its messages mean is its
-owner's. Used on the event loop only.
+owner's business. Used on the event loop only.
 
 A verdict is needed only when a connection is gone, or nothing is acknowledged on it:
 
     connection closed    the agent has died, and its workers with it; or something on the way has cut it, and the agent
                          dials in again at once. So it is waited for, for AGAIN_S, and then it is lost
     nothing acknowledged the agent ends its workers after ``agent_timeout_s``; after that and MARGIN_S it is lost. The
-                         same holds when nothing of what is sent arrives there, though it is still heard
+                         same holds if nothing that is sent arrives there, though it is still heard from
     an order not obeyed  the agent is stopped: its machine acknowledges, it does nothing. See :meth:`AgentLink.overdue`
 
-Long before that second one, when that was so for ``host_timeout_s``, the owner is told
-that it is silent, and may give it up (:meth:`AgentLink.give_up`); and when it is heard again.
+Long before the second verdict, after ``host_timeout_s`` of such silence, the owner is notified that the agent is
+silent, and may give it up (:meth:`AgentLink.give_up`); it is also notified when the agent is heard from again.
 
 A lost agent that comes back is told so, and ends its workers.
 
-What it says is taken at once, and kept when all that has come of it would outlive this process: then the agent forgets
-it. Of a driver that nobody takes over from all is kept at once.
+Its messages are acknowledged at once, and confirmed as persisted when all of their effects would outlive this process:
+then the agent forgets them. If no driver can take over, all are confirmed at once.
 
-A driver that takes a job over has links of agents that are away: they have run before it, and have not said since what
-they know (Levels). Such a link is told nothing, and no verdict of the above is given on it: how long it is waited for
-is said by whoever waits (:meth:`AgentLink.wait_for_return`).
+A driver that takes a job over has links of agents that are away: they were started before it, and have not yet reported
+their state (Levels). Nothing is sent on such a link, and none of the verdicts above is given on it: the owner sets how
+long it is waited for (:meth:`AgentLink.wait_for_return`).
 """
 
 from __future__ import annotations
@@ -38,56 +38,58 @@ from elastic_driver.rendezvous.channel import Channel, FrameConnection
 from elastic_driver.rendezvous.frames import Frame, Message
 from elastic_driver.system.keeping import Keeping
 
-# What is left of an agent that was killed is gone within a second, see docs/decisions/0009.
+# The remains of a killed agent are gone within a second, see docs/decisions/0009.
 AGAIN_S = 1.0
 MARGIN_S = 1.0
-# How often the kernel is asked what was acknowledged, where nothing is due before.
+# How often the kernel is asked what was acknowledged, if nothing is due before.
 _LOOK_S = 0.5
-# The kernel's times of acknowledgements are that coarse, at 100 ticks a second.
+# Resolution of the kernel's times of acknowledgements, at 100 ticks a second.
 _TICK_S = 0.01
-# Two beats: after that, nothing that is newer is known of what its workers do.
+# Two heartbeats: after that, nothing newer is known of what its workers do.
 _GAP_S = 1.0
-# Three beats: who has not been heard for so long when another one is silent may be so for the same reason.
+# Three heartbeats: an agent not heard from for so long when another one is silent may be silent for the same reason.
 _DOUBT_S = 1.5
-# A call that comes so much later than it was due: this process has stood still.
+# A call so much later than due means that this process was stopped.
 _LATE_S = 0.5
 
 
 class LinkOwner(Protocol):
-    """Is told what comes of an agent. Called on the event loop.
+    """Receives the events of an agent. Called on the event loop.
 
     Attributes:
-        keepings: where what comes of the messages that it takes is kept, as far as that takes a while.
-        counts_from: since when it counts that an agent is not heard, of the loop's time; infinite while it does not.
-            While it is not sure that this driver has the job, agents may have gone to another one, or be told that
-            nobody has it, and keep their workers for that.
+        keepings: persist the effects of the messages, as far as that takes a while.
+        counts_from: since when an agent's silence counts, in the loop's time; infinite while it does not. While this
+            driver
+            is not sure to have the job, agents may have gone to another one, or may be told that no driver has it, and
+            keep
+            their workers for that reason.
     """
 
     keepings: Sequence[Keeping]
     counts_from: float
 
     def take(self, link: AgentLink, message: Said) -> None:
-        """It has said something. May raise RendezvousProtocolError, which cuts the connection."""
+        """Handle a message of the agent. May raise RendezvousProtocolError, which cuts the connection."""
 
     def link_silent(self, link: AgentLink, silent_s: float) -> None:
-        """Nothing has been heard of it for so long, and nothing acknowledged."""
+        """Nothing has been heard from it for so long, and nothing acknowledged."""
 
     def link_heard(self, link: AgentLink) -> None:
-        """It was silent, and is heard again."""
+        """It was silent, and is heard from again."""
 
     def link_back(self, link: AgentLink) -> None:
         """It had no connection for a moment, and has one again."""
 
     def link_lost(self, link: AgentLink, why: str) -> None:
-        """It is lost: nothing more comes of it, and what it ran is dead or soon will be."""
+        """It is lost: it will send nothing more, and what it ran is dead or soon will be."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """What an agent has said of itself, and what is known of its first connection.
+    """The facts that an agent has reported, and those of its first connection.
 
     Attributes:
-        hello: its first words.
+        hello: its first message.
         host: its host's name in the job.
         peer: address of its end, as the driver sees it.
         ours: address of the driver's end.
@@ -104,12 +106,12 @@ class AgentFacts:
 
     @property
     def addresses(self) -> frozenset[str]:
-        """That of its end, as it has it and as the driver sees it; none for one that is reached without a network."""
+        """The addresses of its end, as seen by itself and by the driver; empty if it is reached without a network."""
         return frozenset(address.partition("%")[0] for address in (self.peer, self.hello.address) if address)
 
 
 class _Limit:
-    """A call after some time. One that is due late waits anew: this process was stopped, and has not read what came."""
+    """A call after some time. A late one waits anew: this process was stopped, and has not read what arrived."""
 
     def __init__(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -131,22 +133,22 @@ class _Limit:
 
 
 class AgentLink:
-    """See above.
+    """The driver's link to one agent, across all of its connections.
 
     Args:
         facts: of the agent.
-        owner: takes what it says.
+        owner: receives its messages and events.
         agent_timeout_s: see Bootstrap.
-        host_timeout_s: for how long nothing may be heard and acknowledged until its owner is told.
-        is_away: whether it is the agent of another driver before this one, and has to come back.
+        host_timeout_s: how long nothing may be heard and acknowledged before the owner is notified, seconds.
+        is_away: whether it is an agent of an earlier driver, and has to come back.
 
     Attributes:
         facts: as given.
         is_away: as given, until it is back.
-        levels: what it has said when it was back; None for one that this driver has had from the beginning.
+        levels: the state that it reported when it came back; None if it was started under this driver.
         is_lost: whether the verdict has been given.
-        is_silent: whether its owner was told that it is silent, and not that it is heard again.
-        is_doubted: likewise, that it is in doubt.
+        is_silent: whether its owner was notified that it is silent, and not yet that it is heard from again.
+        is_doubted: likewise, for being in doubt.
     """
 
     def __init__(
@@ -170,7 +172,8 @@ class AgentLink:
         self._doubt_s = min(_DOUBT_S, host_timeout_s / 2)
         self._loop = asyncio.get_running_loop()
         self._channel = Channel(self._take)
-        # Numbers of messages that are not kept yet, in order, each with what is to be kept before, and how much of it.
+        # Numbers of the messages not yet persisted, in order, each with what has to be persisted before, and how much
+        # of it.
         self._unkept: deque[tuple[int, list[tuple[Keeping, int]]]] = deque()
         self._waits = False  # for the first of these
         self._connection: FrameConnection | None = None
@@ -183,69 +186,69 @@ class AgentLink:
 
     @property
     def agent(self) -> str:
-        """Which agent it is."""
+        """The agent's id."""
         return self.facts.hello.agent
 
     @property
     def connected(self) -> bool:
-        """Whether it has a connection now, and is told what there is."""
+        """Whether it has a connection now on which messages are sent."""
         return self._connection is not None and not self.is_away
 
     @property
     def seen(self) -> int:
-        """Number of the last message taken."""
+        """Number of the last message received."""
         return self._channel.seen
 
     @property
     def kept(self) -> int:
-        """Number of the last message that is kept, with all before it."""
+        """Number of the last message that is persisted, with all before it."""
         return self._channel.kept
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing has come from it."""
+        """How long nothing has arrived from it, seconds."""
         return 0.0 if self._connection is None else self._loop.time() - self._connection.heard_at
 
     @property
     def unheard_s(self) -> float:
-        """For how long its connection has not worked both ways, see FrameConnection; 0 without a connection."""
+        """How long its connection has not worked both ways, seconds, see FrameConnection; 0 without a connection."""
         if self._connection is None:
             return 0.0
         return max(0.0, min(self._connection.unheard_s, self._loop.time() - self._owner.counts_from))
 
     @property
     def works_for_s(self) -> float:
-        """For how long it has worked both ways without a gap of a second; 0 while it does not, or is not there."""
+        """How long it has worked both ways without a gap of a second; 0 while it does not, or is not there."""
         if self._connection is None or self.unheard_s > _GAP_S:
             return 0.0
         return self._loop.time() - self._works_since
 
     def is_in_doubt(self) -> bool:
-        """Whether it may turn out to be silent, too, and was not so when last asked. Its owner is told how it ends."""
+        """Return whether it may turn out to be silent, too, and was not in doubt yet. The owner learns the outcome."""
         if self.is_silent or self.is_doubted or self.unheard_s <= self._doubt_s:
             return False
         self.is_doubted = True
         return True
 
     def send(self, message: Said) -> None:
-        """Tells it something, now or when it has a connection again. Never blocks.
+        """Send it a message, now or when it has a connection again. Never blocks.
 
-        One that is away is told nothing: what it lacks is known when it has said what it knows.
+        An agent that is away is sent nothing: what it lacks is known only once it has reported its state.
         """
         if not self.is_lost and not self.is_away:
             self._channel.send(message.message())
 
     def wait_for_return(self, limit_s: float, due: Callable[[], None]) -> None:
-        """Has one that is away waited for from now on, for so long. Called again another limit counts."""
+        """Limit from now on how long an agent that is away is waited for. A later call replaces the limit."""
         if self._return is not None:
             self._return.cancel()
         self._return = _Limit(limit_s, due)
 
     def begin_anew(self) -> None:
-        """Both ends count their messages from 1: it has not heard yet that this driver has welcomed it.
+        """Start both ends' message numbers from 1 again: it has not received the welcome of this driver yet.
 
         Raises:
-            RendezvousProtocolError: it has, since it has said what it knows.
+            RendezvousProtocolError: it has, since it has reported its state.
         """
         if not self.is_away:
             raise RendezvousProtocolError("cannot begin anew: this agent has obeyed this driver already")
@@ -254,22 +257,22 @@ class AgentLink:
         self._unkept.clear()
 
     def returned(self, levels: Levels) -> None:
-        """It has said what it knows: from now on it is as any other."""
+        """Treat it like any other from now on: it has reported its state."""
         self.is_away, self.levels = False, levels
         if self._return is not None:
             self._return.cancel()
             self._return = None
 
     def comes_from(self, hello: Hello, peer: str, ours: str) -> None:
-        """The agent has connected again, perhaps from a host that has other addresses by now."""
+        """Update the addresses of an agent that has connected again, perhaps after its host's addresses changed."""
         told = replace(self.facts.hello, address=hello.address, addresses=hello.addresses)
         self.facts = replace(self.facts, hello=told, peer=peer, ours=ours)
 
     def attach(self, connection: FrameConnection, seen_there: int) -> None:
-        """It goes on over a new connection, on which it was welcomed.
+        """Continue on a new connection, on which it was welcomed.
 
         Raises:
-            RendezvousProtocolError: it has seen what was never said.
+            RendezvousProtocolError: it claims to have received messages that were never sent.
         """
         older, self._connection = self._connection, None
         if older is not None:
@@ -283,20 +286,20 @@ class AgentLink:
         self._look_in(_LOOK_S)
         self._is_heard()
         if self.is_away:
-            # Its machine may acknowledge for it: then nothing else says that it is stopped.
+            # Its machine may acknowledge for it: then nothing else shows that it is stopped.
             self.overdue("say what it knows", lambda: not self.is_away)
         elif is_back:
             self._owner.link_back(self)
 
     def received(self, frame: Frame) -> None:
-        """A frame has come on the present connection. Raises RendezvousProtocolError."""
+        """Handle a frame from the present connection. Raises RendezvousProtocolError."""
         if not self.is_lost:
             if (self.is_silent or self.is_doubted) and self.unheard_s <= self._doubt_s:
                 self._is_heard()
             self._channel.received(frame)
 
     def broken(self, connection: FrameConnection, why: str) -> None:
-        """A connection is gone."""
+        """Handle the end of a connection."""
         if connection is not self._connection or self.is_lost:
             return
         self._connection = None
@@ -316,15 +319,15 @@ class AgentLink:
         self._verdict = _Limit(AGAIN_S, give)
 
     def _is_excused(self, limit_s: float) -> bool:
-        """Whether it may not have been heard for so long for another reason than its own."""
+        """Return whether its silence for so long may not be its own fault."""
         return self._loop.time() - self._owner.counts_from < limit_s
 
     def overdue(self, order: str, done: Callable[[], bool], *, takes_s: float = 0.0) -> None:
-        """An order was given. An agent that neither carries it out in time nor says anything is lost.
+        """Watch an order that was given. An agent that neither carries it out in time nor sends anything is lost.
 
         Args:
-            order: in words, with the worker that it is for; given again before its time it changes nothing.
-            done: tells whether it was carried out.
+            order: in words, with the worker that it is for; repeated before its time is up it changes nothing.
+            done: returns whether it was carried out.
             takes_s: how long it may take at most, seconds.
         """
         if order in self._overdue or self.is_lost:
@@ -342,20 +345,20 @@ class AgentLink:
         self._overdue[order] = _Limit(takes_s + self._agent_timeout_s + MARGIN_S, look)
 
     def lose(self, why: str) -> None:
-        """Gives the verdict. Harmless when repeated."""
+        """Give the verdict that it is lost. Harmless when repeated."""
         if self.is_lost:
             return
         self.close(why)
         self._owner.link_lost(self, why)
 
     def give_up(self, why: str) -> None:
-        """Gives the verdict on one that is silent, or must not be told anything more: its connection is cut at once."""
+        """Cut the connection at once and give the verdict: the agent is silent, or must not be sent anything more."""
         if self._connection is not None:
             self._connection.abort(why)
         self.lose(why)
 
     def abandon(self) -> None:
-        """It obeys another driver: cuts its connection, without a verdict."""
+        """Cut its connection, without a verdict: it obeys another driver."""
         connection = self._connection
         self._channel.detach()
         self.close("another driver has the job")
@@ -363,7 +366,7 @@ class AgentLink:
             connection.abort("another driver has the job")
 
     def close(self, why: str) -> None:
-        """Ends its connection, behind what was sent; nothing more comes of it."""
+        """Close its connection once everything has been sent; nothing more arrives from it."""
         self.is_lost = True
         self._cancel()
         if self._return is not None:
@@ -431,7 +434,7 @@ class AgentLink:
                 self._look_at_kept()
 
     def _look_at_kept(self) -> None:
-        """Says what is kept, and waits for what is not."""
+        """Confirm the messages that are persisted, and wait for those that are not."""
         while self._unkept and not self._waits:
             late = next(((keeping, count) for keeping, count in self._unkept[0][1] if keeping.kept < count), None)
             if late is None:

@@ -1,4 +1,4 @@
-"""Which links between hosts are looked at, and what follows from it: who is barred, which are slow.
+"""Selects the links between hosts to check, and judges the results: which hosts are barred, which links are slow.
 
 Owns these decisions. Pure. A host is its name; a link is a pair of names.
 """
@@ -13,39 +13,39 @@ from typing import TypeAlias
 
 Link: TypeAlias = tuple[str, str]
 
-# A link is slow when it is so many times slower than the median of the others, ...
+# A link is slow if it is so many times slower than the median of the others, ...
 SLOW_RATIO = 10.0
-# ... and late when its round trip is so many times longer, and longer than this: below that it is the machines' noise.
+# ... and late if its round trip is so many times longer, and longer than this: anything below is noise of the machines.
 LATE_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One link, measured.
+    """The measurements of one link.
 
     Attributes:
         rtt_s: the shortest round trip, seconds.
-        speed: bytes a second, of the slower direction; None where that was not measured.
+        speed: bytes per second, of the slower direction; None if not measured.
     """
 
     rtt_s: float
     speed: float | None = None
 
     def better(self, other: Figures) -> Figures:
-        """The better of two measurements: a machine that is busy makes a link look slow, and nothing makes it fast."""
+        """Return the better of two measurements: a busy machine makes a link look slow, nothing makes it look fast."""
         speeds = [each.speed for each in (self, other) if each.speed is not None]
         return Figures(min(self.rtt_s, other.rtt_s), max(speeds, default=None))
 
 
 def barred(hosts: Sequence[str], admitted: Collection[str], broken: Collection[Link]) -> list[str]:
-    """Which newcomers go so that all that stay reach each other, in the order in which that is decided.
+    """Return the newcomers to bar so that all remaining hosts reach each other, in the order of the decisions.
 
-    One that cannot be reached by an admitted host, or cannot reach it, goes. Of the other newcomers the one with the
-    most broken links goes first; of several with as many the last one listed.
+    A newcomer that cannot be reached by an admitted host, or cannot reach it, is barred. Of the others the one with the
+    most broken links is barred first; of several with as many the last one listed.
 
     Args:
-        hosts: all, in the lister's order.
-        admitted: of these, who stays.
+        hosts: all, in the order of their list.
+        admitted: those of them that stay.
         broken: links that do not work, in one direction or both.
     """
     stays = set(admitted)
@@ -73,7 +73,7 @@ def _leave(others: dict[str, set[str]], host: str) -> None:
 
 
 def neighbours(hosts: Sequence[str], most: int) -> dict[str, list[str]]:
-    """For each host all others; of more than twice ``most`` only so many before and behind it, around the end."""
+    """Return all others for each host; of more than twice ``most`` only so many before and after it, in a ring."""
     count = len(hosts)
     if count - 1 <= 2 * most:
         return {host: [other for other in hosts if other != host] for host in hosts}
@@ -82,14 +82,14 @@ def neighbours(hosts: Sequence[str], most: int) -> dict[str, list[str]]:
 
 
 def matchings(hosts: Sequence[str], newcomers: Collection[str], most: int) -> list[list[Link]]:
-    """Who is measured with whom, turn by turn: in no turn a host is in two links, and no link comes twice.
+    """Pair hosts to be measured, turn by turn: no host is in two links of a turn, and no link comes twice.
 
-    The turns of a tournament in which all play all, without links between two that are no newcomers. So each newcomer
-    has a partner in nearly each turn; up to ``most`` hosts have all their links measured.
+    The turns of a round-robin tournament, without links between two hosts that are not newcomers. Each newcomer has a
+    partner in nearly each turn; up to ``most`` hosts have all their links measured.
 
     Args:
         hosts: all, in order.
-        newcomers: of these, whose links are to be measured.
+        newcomers: those of them whose links are to be measured.
         most: turns.
     """
     at = {host: place for place, host in enumerate(hosts)}
@@ -99,7 +99,8 @@ def matchings(hosts: Sequence[str], newcomers: Collection[str], most: int) -> li
     for turn in range(min(most, len(circle))):
         turned = circle[turn:] + circle[:turn]
         half = len(turned) // 2
-        # The first of the turned ones plays the fixed one, the others those at the same distance from the end.
+        # The first of the rotated hosts is paired with the fixed one, each other with the one at the same distance from
+        # the end.
         pairs = [(fixed, turned[0]), *((turned[i], turned[-i]) for i in range(1, half + 1))]
         links = [
             (one, other) if at[one] < at[other] else (other, one)
@@ -112,13 +113,13 @@ def matchings(hosts: Sequence[str], newcomers: Collection[str], most: int) -> li
 
 
 def slow_links(figures: Mapping[Link, Figures]) -> dict[Link, float]:
-    """The slow ones, and what the others have: bytes a second, their median."""
+    """Return the slow links, each with the median speed of the others, bytes per second."""
     speeds = {link: each.speed for link, each in figures.items() if each.speed is not None}
     return _outliers(speeds, lambda mine, others: mine * SLOW_RATIO < others)
 
 
 def late_links(figures: Mapping[Link, Figures]) -> dict[Link, float]:
-    """The ones with a long round trip, and what the others have: seconds, their median."""
+    """Return the links with a long round trip, each with the median of the others, seconds."""
     rtts = {link: each.rtt_s for link, each in figures.items()}
     return _outliers(rtts, lambda mine, others: mine > max(others * SLOW_RATIO, LATE_S))
 
@@ -135,7 +136,7 @@ def _outliers(values: Mapping[Link, float], is_one: Callable[[float, float], boo
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float:
-    """The median of all but one that has this value; of thousands of links each is compared with all others."""
+    """Return the median without one entry of this value: each of thousands of links is compared with all others."""
     gap = bisect_left(ordered, value)
     count = len(ordered) - 1
 

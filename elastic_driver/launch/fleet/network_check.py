@@ -1,22 +1,21 @@
-"""The check of the network (--check-network): before a host's slots are offered for the first time, it and the hosts
-that are in use look whether they reach each other where workers will listen, and how fast.
+"""The network check (--check-network) of hosts, before their slots are offered for the first time.
 
-Owns the conversation with the agents, and which hosts are admitted. What follows from what they have seen is decided in
-:mod:`elastic_driver.launch.fleet.link_figures`; what the agents do stands in :mod:`elastic_driver.launch.agent.probes`.
-Used on the event loop only. Hosts that come together are checked together:
+Each newcomer and the hosts in use probe whether they reach each other where workers will listen, and how fast. Owns the
+messages to and from the agents, and which hosts are admitted. The results are judged in
+:mod:`elastic_driver.launch.fleet.link_figures`; the agents' part is in :mod:`elastic_driver.launch.agent.probes`. Used
+on the event loop only. Hosts that come together are checked together:
 
     gather    while others are being dialled for the first time, for GATHER_S at most
     listen    all listen on a port that workers could have                                           LISTEN_S at most
     reach     each newcomer connects to all others, and all others to it, all at a time    REACH_S + ANSWER_S at most
-              (of more than 2 * NEIGHBOURS others to so many before and behind it in the list)
+              (of more than 2 * NEIGHBOURS others to so many before and after it in the list)
     measure   in turns, each host with one other: round trips, and a burst each way; up to TURNS turns, and once more
               what looks slow; until LIMIT_S after the beginning
 
 So all links between up to TURNS hosts are measured, and of each newcomer to a larger job TURNS. An agent that does not
-answer in time (it is stopped, or its connection is gone) is waited for no longer: a newcomer is tried again later, and
-one that was admitted before is no obstacle for others. A host that was barred is tried again with back-off, and when
-one that was admitted is lost. An agent that comes back over a new connection is the same, and not checked again; a new
-agent is.
+answer in time (it is stopped, or its connection is gone) is not waited for: a newcomer is checked again later, and a
+host admitted before does not prevent others' admission. A barred host is checked again with back-off, and when an
+admitted one is lost. An agent that reconnects is not checked again; a new agent is.
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ from elastic_driver.system.tasks import Tasks
 
 GATHER_S, LISTEN_S, REACH_S, ANSWER_S, LIMIT_S = 3.0, 3.0, 3.0, 2.0, 10.0
 TURNS = 5
-# Of a larger job each host looks for so many others before and behind it in the list: all pairs of a thousand hosts
-# would take the driver a minute.
+# In a larger job each host probes so many others before and after it in the list: all pairs of a thousand hosts would
+# take the driver a minute.
 NEIGHBOURS = 64
-# Enough for a figure, and little for a link that a training uses meanwhile.
+# Enough for a measurement, and little for a link that a training uses meanwhile.
 BURST_BYTES, BURST_S = 4 << 20, 0.4
 # Three connections and two bursts.
 _MEASURE_S = 2.5
-# Beyond that a turn is not begun.
+# With less time left no turn is begun.
 _LEAST_S = 0.5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _MOST_TRIES = 1.0, 10.0, 1000
 _SECRET_BYTES = 32
@@ -69,13 +68,13 @@ _T = TypeVar("_T", bound=Said)
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came of one check.
+    """The result of one check.
 
     Attributes:
         admitted: newcomers that may be used from now on.
         barred: newcomers that may not, and why.
         unheard: hosts that were admitted before, and could not be asked.
-        links: those that were measured now.
+        links: the links measured now.
         slow: warnings, one line each.
         took_s: seconds.
     """
@@ -93,28 +92,28 @@ class Hosts(Protocol):
 
     @property
     def changes(self) -> Changes:
-        """Of the hosts."""
+        """Changes of the hosts."""
 
     def present(self) -> Sequence[AgentLink]:
-        """The agents of all hosts, in the lister's order, without those that are about to end."""
+        """Return the agents of all hosts, in the order of their list, without those that are about to end."""
 
     def awaits_others(self) -> bool:
-        """Whether more hosts may have an agent in a moment."""
+        """Return whether more hosts may get an agent soon."""
 
     def gets_workers(self, link: AgentLink) -> bool:
-        """Whether an agent's host that may be used gets workers: the job may have left it out for a while."""
+        """Return whether an agent's usable host gets workers: the job may have left it out for a while."""
 
     def address_of(self, link: AgentLink, others: Sequence[AgentLink]) -> str:
-        """Where the workers of an agent listen for those of others. Raises LaunchError."""
+        """Return where the workers of an agent listen for those of others. Raises LaunchError."""
 
     def admitted(self) -> None:
         """More hosts may be used."""
 
     def checked(self, report: Checked) -> None:
-        """A check of several hosts has come to its end, with news."""
+        """A check of several hosts has ended, with news."""
 
     def barred(self, host: str, reason: str) -> None:
-        """A host is not to be used; told once for each reason."""
+        """A host is not to be used; called once for each reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +122,9 @@ class _Why:
 
     Attributes:
         text: for the user.
-        kind: the same in all checks that find the same. Ports are others in each, and who of two cannot reach whom may
-            change while the network does.
+        kind: the same for the same finding in later checks: ports differ in each, and which of two hosts cannot reach
+            the
+            other may change while the network does.
     """
 
     text: str
@@ -138,7 +138,8 @@ class _Newcomer:
     Attributes:
         due: whether it is to be checked.
         reason: why it was barred last; "" before.
-        tries: how often it was.
+        tries: how often it was barred.
+        timer: runs until its next check.
     """
 
     due: bool = True
@@ -153,12 +154,13 @@ class _Run:
 
     Attributes:
         number: of the check.
-        links: its hosts' agents by name, in the lister's order.
-        newcomers: names of those that are to be admitted.
+        links: its hosts' agents by name, in the order of their list.
+        newcomers: names of those to be admitted.
         addresses, ports: where they listen.
-        faults: newcomers that cannot be admitted whatever the others say: why.
+        faults: why newcomers cannot be admitted, whatever the others report.
         unheard: hosts admitted before that could not be asked.
-        failures: who cannot reach whom, and why.
+        failures: for each host and another that it cannot reach, why.
+        figures: the measured links.
     """
 
     number: int
@@ -172,14 +174,14 @@ class _Run:
     figures: dict[Link, Figures] = field(default_factory=dict)
 
     def silent(self, host: str, why: str) -> None:
-        """It cannot be asked."""
+        """Record a host that cannot be asked."""
         if host in self.newcomers:
             self.faults.setdefault(host, why)
         else:
             self.unheard[host] = None
 
     def note(self, one: str, other: str, figures: Figures) -> None:
-        """A link was measured, from one end."""
+        """Record the measurements of a link, from one end."""
         link = (one, other) if (one, other) in self.figures else (other, one)
         if link in self.figures:
             self.figures[link] = self.figures[link].better(figures)
@@ -188,13 +190,13 @@ class _Run:
 
 
 class NetworkCheck:
-    """See above.
+    """Checks newcomers, and knows which hosts are admitted. Used on the event loop only.
 
     Args:
         ports: first and last port of workers; None for any.
-        tasks: run it; an error of its ends the job.
-        keeper: of who is admitted.
-        admitted: agents that the driver before has admitted.
+        tasks: runs it; an error in it ends the job.
+        keeper: persists the admitted agents.
+        admitted: agents that the earlier driver has admitted.
     """
 
     def __init__(
@@ -220,22 +222,22 @@ class NetworkCheck:
         self._closing = False
 
     def serve(self, hosts: Hosts) -> None:
-        """Says whose hosts they are. To be called once, before anything else."""
+        """Set the hosts to check. To be called once, before anything else."""
         self._hosts = hosts
 
     # --- for the fleet ---------------------------------------------------------------------------------------------
 
     def admits(self, link: AgentLink) -> bool:
-        """Whether this agent's host may be used."""
+        """Return whether this agent's host may be used."""
         return link in self._admitted
 
     def is_settled(self, link: AgentLink) -> bool:
-        """Whether it is known of this agent's host if it may be used, for now."""
+        """Return whether it is known, for now, if this agent's host may be used."""
         newcomer = self._newcomers.get(link)
         return newcomer is None or newcomer.tries > 0
 
     def came(self, link: AgentLink) -> None:
-        """A host has an agent. One that was admitted by the driver before is not checked again."""
+        """Check the host of a new agent, unless the earlier driver has admitted it."""
         if link.agent in self._admitted_before:
             self._admitted.add(link)
             return
@@ -243,7 +245,7 @@ class NetworkCheck:
         self._begin()
 
     def lost(self, link: AgentLink, why: str) -> None:
-        """An agent is lost, or ends. Harmless when repeated, and for one that is not known."""
+        """Forget an agent that is lost, or ends. Harmless when repeated, and for an unknown one."""
         newcomer = self._newcomers.pop(link, None)
         if newcomer is not None:
             _cancel(newcomer)
@@ -261,13 +263,13 @@ class NetworkCheck:
             self._begin()
 
     def close(self) -> None:
-        """The job ends: nobody is checked any more. What runs ends with the tasks, or soon."""
+        """Start no more checks, since the job ends. A running one ends with the tasks, or soon."""
         self._closing = True
         for each in self._newcomers.values():
             _cancel(each)
 
     def take(self, link: AgentLink, message: Said) -> bool:
-        """What an agent says of a check. Returns whether it was that."""
+        """Handle an agent's answer in a check. Returns whether the message was one."""
         match message:
             case Listening(number) | Probed(number):
                 self._answer((link, number), message)
@@ -276,21 +278,21 @@ class NetworkCheck:
         return True
 
     def remarks(self) -> list[str]:
-        """Which hosts are barred, and why."""
+        """Return which hosts are barred, and why."""
         return [
             f"host {link.facts.host} is not ready: {each.reason} (checked {each.tries} time{'s' * (each.tries > 1)})"
             for link, each in self._newcomers.items()
             if each.tries
         ]
 
-    # --- when ------------------------------------------------------------------------------------------------------
+    # --- scheduling ------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         if self._task is None and not self._closing and any(each.due for each in self._newcomers.values()):
             self._task = self._tasks.start(self._check_all())
 
     async def _check_all(self) -> None:
-        """Checks newcomers until none is due."""
+        """Check newcomers until none is due."""
         try:
             while not self._closing and any(each.due for each in self._newcomers.values()):
                 await self._gather()
@@ -310,7 +312,7 @@ class NetworkCheck:
         newcomers = [link for link in present if link in self._newcomers and self._newcomers[link].due]
         for each in self._newcomers.values():
             each.due = False  # also of hosts that are about to end
-        # A host that others' workers cannot reach gets none for a while: it is in no newcomer's way.
+        # A host that others' workers cannot reach gets none for a while, and must not prevent a newcomer's admission.
         in_use = {link for link in present if link in self._admitted and self._hosts.gets_workers(link)}
         links = {link.facts.host: link for link in present if link in in_use or link in newcomers}
         run = _Run(next(self._numbers), links, {link.facts.host for link in newcomers})
@@ -322,7 +324,7 @@ class NetworkCheck:
                     gone = self._judge(run)
                     await self._measure(run, gone, limit.when() or 0.0)
             except TimeoutError:
-                pass  # what is known by now counts
+                pass  # the results so far count
             finally:
                 for link in links.values():
                     link.send(Unlisten(run.number))
@@ -353,10 +355,10 @@ class NetworkCheck:
             self._hosts.admitted()
 
     def _bar(self, link: AgentLink, why: _Why) -> bool:
-        """Returns whether that is news."""
+        """Bar a host. Returns whether that is news."""
         newcomer, host = self._newcomers[link], link.facts.host
         newcomer.reason = why.text
-        if not newcomer.due and not self._closing:  # else one that was in use is lost, and it is checked again at once
+        if not newcomer.due and not self._closing:  # else a host in use is lost, and it is checked again at once
             pause_s = min(_FIRST_PAUSE_S * 2**newcomer.tries, _LONGEST_PAUSE_S)
             newcomer.timer = asyncio.get_running_loop().call_later(pause_s, self._again, link)
         newcomer.tries = min(newcomer.tries + 1, _MOST_TRIES)
@@ -370,7 +372,7 @@ class NetworkCheck:
         self._newcomers[link].due = True
         self._begin()
 
-    # --- what is asked ---------------------------------------------------------------------------------------------
+    # --- questions to agents ---------------------------------------------------------------------------------------
 
     async def _listen(self, run: _Run) -> None:
         secret = secrets.token_hex(_SECRET_BYTES)
@@ -389,7 +391,7 @@ class NetworkCheck:
                 run.ports[host] = answer.port
             elif host in run.newcomers:
                 run.silent(host, f"it cannot listen on {run.addresses[host]} for the other hosts: {answer.error}")
-            # Of a host in use the workers themselves may have the ports. It can still look for others.
+            # On a host in use the workers themselves may hold the ports. It can still probe others.
 
     async def _reach(self, run: _Run) -> None:
         number = next(self._numbers)
@@ -415,7 +417,7 @@ class NetworkCheck:
         able = [host for host in run.links if host not in gone and host not in run.unheard and host in run.ports]
         for turn in matchings(able, run.newcomers, TURNS):
             await self._measure_turn(run, turn, until)
-        # What looks slow may have been a machine that was busy: the better figure counts.
+        # A busy machine may make a link look slow: the better measurement counts.
         known = self._known(run)
         again = [link for link in slow_links(known) | late_links(known) if link in run.figures]
         for turn in _disjoint(again)[:TURNS]:
@@ -425,7 +427,7 @@ class NetworkCheck:
         if until - asyncio.get_running_loop().time() < _LEAST_S:
             return
         number = next(self._numbers)
-        # Who asks is who can; the burst goes both ways.
+        # Either end can ask, since the burst goes both ways.
         orders: dict[str, Said] = {one: _probe(run, number, [other], _MEASURE_S, BURST_BYTES) for one, other in turn}
         partners = dict(turn)
         for one, answer in (await self._ask(run, orders, Probed, number, _MEASURE_S + ANSWER_S)).items():
@@ -437,7 +439,7 @@ class NetworkCheck:
     async def _ask(
         self, run: _Run, orders: Mapping[str, Said], kind: type[_T], number: int, limit_s: float
     ) -> dict[str, _T | None]:
-        """What each answers; None for who does not in time, or is lost."""
+        """Return the answer of each host; None if it does not answer in time, or is lost."""
         loop = asyncio.get_running_loop()
         futures: dict[str, asyncio.Future[Said | None]] = {}
         try:
@@ -447,7 +449,7 @@ class NetworkCheck:
                 link.send(order)
                 if link.is_lost:
                     futures[host].set_result(None)
-                await asyncio.sleep(0)  # the addresses of a thousand hosts, for each of them, take a while to write
+                await asyncio.sleep(0)  # writing a thousand hosts' addresses for each of them takes a while
             if futures:
                 await asyncio.wait(futures.values(), timeout=limit_s)
             answers = {host: future.result() if future.done() else None for host, future in futures.items()}
@@ -461,10 +463,10 @@ class NetworkCheck:
         if future is not None and not future.done():
             future.set_result(message)
 
-    # --- what follows ----------------------------------------------------------------------------------------------
+    # --- conclusions -----------------------------------------------------------------------------------------------
 
     def _judge(self, run: _Run) -> dict[str, _Why]:
-        """Who is barred, and why. Those that are lost by now count for nothing."""
+        """Return which hosts are barred, and why, ignoring those lost by now."""
         hosts = [
             host
             for host, link in run.links.items()
@@ -482,7 +484,7 @@ class NetworkCheck:
         return why
 
     def _known(self, run: _Run) -> dict[Link, Figures]:
-        """All figures that there are, by host, those of this check too."""
+        """Return all measurements, by host, including those of this check."""
         names = {link.agent: host for host, link in run.links.items()}
         older = {
             (names[one], names[other]): each
@@ -504,7 +506,7 @@ class NetworkCheck:
 
 
 def _disjoint(links: Sequence[Link]) -> list[list[Link]]:
-    """The links in turns in which no host is twice."""
+    """Split the links into turns in which no host appears twice."""
     turns: list[list[Link]] = []
     for link in links:
         free = next((turn for turn in turns if not any(set(link) & set(each) for each in turn)), None)
@@ -542,7 +544,7 @@ def _is_broken(run: _Run, one: str, other: str) -> bool:
 
 
 def _why(run: _Run, host: str, others: Sequence[str]) -> _Why:
-    """Why a host is barred: the first of those that it has no link to, and how many more there are."""
+    """Return why a host is barred: the first host that it has no link to, and how many more there are."""
     other, more = others[0], len(others) - 1
     to_it, from_it = run.failures.get((other, host)), run.failures.get((host, other))
     if to_it is None:
@@ -566,7 +568,7 @@ def _told(
     how: str,
     form: Callable[[float], str],
 ) -> list[str]:
-    """One line for each host that has all the links that are like that, and for each other link."""
+    """Return one line for each host with all its conspicuous links, and for each other link."""
     lines, rest = [], dict(others)
     while rest:
         counts = Counter(host for link in rest for host in link)

@@ -1,7 +1,7 @@
-"""The agents of a driver that had the job before this one: which of them are away, and when they are back.
+"""The agents of an earlier driver of the job: which of them are away, and when they are back.
 
-Owns nothing but who is asked about them. For how long they are waited for, and what becomes of what they say, is the
-driver's (:mod:`elastic_driver.driver.takeover`). Used on the event loop only.
+Owns only the waiting. How long they are waited for, and what follows from their reports, is up to the driver
+(:mod:`elastic_driver.driver.takeover`). Used on the event loop only.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from elastic_driver.rendezvous.agent_messages import Levels, Said
 
 
 class Former(Protocol):
-    """Whose the agents are until they are back."""
+    """The owner of the agents until they are back."""
 
     def back(self, link: AgentLink, levels: Levels) -> None:
-        """One is back, and says what it knows.
+        """Handle the state that an agent reports when it is back.
 
         Raises:
-            RendezvousProtocolError: it cannot know that. Its connection is cut.
+            RendezvousProtocolError: it is impossible. The agent's connection is cut.
         """
 
     def gone(self, link: AgentLink) -> None:
-        """One that was away is lost."""
+        """Handle the loss of an agent that was away."""
 
 
 class Returning:
-    """See above.
+    """Waits for the agents of an earlier driver.
 
     Args:
         roster: of the agents.
         names: of hosts.
-        changes: are waited for.
+        changes: of the fleet.
         make_link: makes the link of an agent that is away.
     """
 
@@ -56,12 +56,12 @@ class Returning:
         self._former: Former
 
     async def expect(self, former: Former, agents: Sequence[AgentKept], names: Sequence[str]) -> None:
-        """Has these away. To be called once, before anybody can come.
+        """Add the agents to the roster as away. To be called once, before any agent can dial in.
 
         Args:
-            former: whose they are until they are back.
-            agents: that were welcomed, and not given up. Their keys are known already (Tickets.take_over).
-            names: under which hosts are known, beside theirs.
+            former: their owner until they are back.
+            agents: those that were welcomed, and not given up. Their keys are known already (Tickets.take_over).
+            names: under which hosts are known, besides theirs.
         """
         self._former = former
         await self._names.look_up([*(kept.host for kept in agents), *names])
@@ -73,19 +73,19 @@ class Returning:
                 self._roster.ends(link)
 
     def away(self) -> Sequence[AgentLink]:
-        """Those that are not back yet."""
+        """Return the agents that are not back yet."""
         return [link for link in self._roster.agents.values() if link.is_away]
 
     async def all_back(self) -> None:
-        """Blocks until none is away any more. Before that nobody is dialled, nor is anybody unwanted."""
+        """Wait until none is away any more. Before that no host is dialled or dropped."""
         while self.away():
             await self._changes.wait(self._changes.count)
 
     def takes(self, link: AgentLink, message: Said) -> bool:
-        """Whether what an agent says is said by one that is back, which is handed on.
+        """Return whether a message is the report of an agent that is back, and hand it on.
 
         Raises:
-            RendezvousProtocolError: it says that too late, or something else before.
+            RendezvousProtocolError: it is a second report, or another message before the first.
         """
         is_levels = isinstance(message, Levels)
         if link.is_away != is_levels:
@@ -96,6 +96,6 @@ class Returning:
         return is_levels
 
     def lost(self, link: AgentLink) -> None:
-        """An agent is lost."""
+        """Report that an agent is lost, if it was away."""
         if link.is_away:
             self._former.gone(link)

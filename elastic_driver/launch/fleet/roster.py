@@ -1,8 +1,8 @@
-"""The roster: the agents that are not lost, and which host each of them has.
+"""The roster: the agents that are not lost, and the host of each of them.
 
-Owns which agent a name means, and whether another may have that name; and keeps for a later driver which agents there
-are. What follows from an agent that comes or is lost
-is the fleet's (:mod:`elastic_driver.launch.fleet.fleet`). Used on the event loop only.
+Owns which agent a name means, and whether another may have that name; and persists the present agents for a later
+driver. What follows when an agent comes or is lost is up to the fleet (:mod:`elastic_driver.launch.fleet.fleet`). Used
+on the event loop only.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from elastic_driver.system.interfaces import address_in
 
 
 class Roster:
-    """See above.
+    """The agents that are not lost, by id and by host.
 
     Args:
         names: of hosts.
         reserved: a name that no node gets, since the driver's own host has it; "" for none.
-        keeper: of agents.
+        keeper: persists the agents.
 
     Attributes:
         agents: all that are not lost, by their own ids.
@@ -41,43 +41,43 @@ class Roster:
         self.hosts: dict[str, AgentLink] = {}
         self.joined: dict[str, AgentLink] = {}
         self._waiting: dict[str, AgentLink] = {}  # newcomers under the name of a host that may yet come back
-        self._ending: set[str] = set()  # agents that were told to end
+        self._ending: set[str] = set()  # agents that were ordered to end
 
     def link_of(self, hostname: str) -> AgentLink | None:
-        """The agent of a host; None when there is none now."""
+        """Return the agent of a host; None if it has none now."""
         return self.hosts.get(self._names.canonical(hostname))
 
     def is_hosts_agent(self, link: AgentLink) -> bool:
-        """Whether it is its host's agent, and does not wait to become that."""
+        """Return whether it is its host's agent, rather than waiting to become it."""
         return self.link_of(link.facts.host) is link
 
     def names_of(self, link: AgentLink, wanted: Iterable[str]) -> list[str]:
-        """The names under which the job knows a host: of this machine all that are listed."""
+        """Return the names under which the job knows a host: of this machine all listed ones."""
         host = self._names.canonical(link.facts.host)
         if host != self._names.own:
             return [link.facts.host]
         listed = [name for name in (*wanted, *self.joined) if self._names.canonical(name) == host]
-        return listed or [link.facts.host]  # workers may live there yet
+        return listed or [link.facts.host]  # it may still have workers
 
     def unheard(self, least_s: float) -> list[AgentLink]:
-        """The agents that are connected and not silent, and of which nothing has come for so long."""
+        """Return the agents that are connected and not silent, and from which nothing has arrived for so long."""
         return [link for link in self.agents.values() if not link.is_silent and link.silent_s >= least_s]
 
     def node_rank(self, hostname: str) -> float:
-        """The place among the nodes that this host was told; infinite for none."""
+        """Return the node rank that this host was given; infinite if none."""
         link = self.link_of(hostname)
         return math.inf if link is None or link.facts.hello.node_rank < 0 else link.facts.hello.node_rank
 
     def joined_hosts(self, is_usable: Callable[[AgentLink], bool]) -> tuple[Host, ...]:
-        """The hosts that have joined, as they describe themselves. Nobody has listed them: their names give the order.
+        """Return the hosts that have joined, as they describe themselves, ordered by name for want of a list.
 
-        Of nodes that were told their place among all, that does; they come before those that were not.
+        Nodes with a node rank are ordered by that, before those without.
         """
         hosts = in_natural_order(map(_host_of, filter(is_usable, self.joined.values())))
         return tuple(sorted(hosts, key=lambda host: self.node_rank(host.name)))
 
     def has_address(self, address: str) -> bool:
-        """Whether an agent's machine has this address."""
+        """Return whether an agent's machine has this address."""
         for link in self.agents.values():
             ends = (link.facts.hello.address, link.facts.peer)
             if address in ends or address in map(address_in, link.facts.hello.addresses):
@@ -85,11 +85,11 @@ class Roster:
         return False
 
     def is_ending(self, link: AgentLink) -> bool:
-        """Whether it was told to end."""
+        """Return whether it was ordered to end."""
         return link.agent in self._ending
 
     def ends(self, link: AgentLink) -> bool:
-        """Notes that it is told to end. Returns whether it was not told before."""
+        """Record that it is ordered to end. Returns whether it was not before."""
         if self.is_ending(link):
             return False
         self._ending.add(link.agent)
@@ -99,7 +99,7 @@ class Roster:
     # --- names -----------------------------------------------------------------------------------------------------
 
     def check_id(self, facts: AgentFacts) -> None:
-        """Refuses a second agent with one id. One that has not heard its welcome says hello once more, as a new one.
+        """Reject a second agent with one id, except one that has missed its welcome and says hello again, as a new one.
 
         Raises:
             RefusedError: the job has an agent with this id.
@@ -111,7 +111,7 @@ class Roster:
             older.lose("its agent has not heard that it was taken in, and begins anew")
 
     def check_name(self, facts: AgentFacts) -> None:
-        """Refuses an agent whose host has one. Whoever joins may wait for the end of one that has no connection.
+        """Reject an agent whose host has one. A joiner may wait for the end of one that has no connection.
 
         Raises:
             RefusedError: the name is another agent's.
@@ -123,18 +123,18 @@ class Roster:
                 )
 
     def free_name(self, name: str) -> str:
-        """For a node, which has nobody who could give it another: the first of its names that is nobody else's.
+        """Return the first free name for a node, for which no person could choose another.
 
-        Several may be on one machine, or have a machine's name in common.
+        Several nodes may be on one machine, or share a machine's name.
         """
         names = itertools.chain((name,), (f"{name}-{number}" for number in itertools.count(2)))
-        # The driver's own host has its name before its agent has come, too.
+        # The driver's own host has its name even before its agent has come.
         return next(
             each for each in names if each != self._reserved and not any(map(self._is_present, self._holders(each)))
         )
 
     def _holders(self, name: str) -> list[AgentLink]:
-        """The agents that have a name, or wait for it."""
+        """Return the agents that have a name, or wait for it."""
         return [link for link in (self.link_of(name), self._waiting.get(name)) if link is not None]
 
     def _is_present(self, link: AgentLink) -> bool:
@@ -143,12 +143,12 @@ class Roster:
     # --- agents ----------------------------------------------------------------------------------------------------
 
     def add(self, link: AgentLink) -> None:
-        """A new agent is about to have its connection."""
+        """Add a new agent, which is about to get its connection."""
         self.agents[link.agent] = link
         self.keep(link)
 
     def keep(self, link: AgentLink, *, given_up: bool = False) -> None:
-        """What is known of it has changed."""
+        """Persist the present facts of an agent."""
         facts = link.facts
         self._keeper.keep(
             AgentKept(
@@ -166,7 +166,7 @@ class Roster:
         )
 
     def settle(self, link: AgentLink) -> bool:
-        """Makes it the agent of its host. Returns whether it is, or waits until the one before is lost."""
+        """Make it the agent of its host. Returns False if it has to wait until the one before is lost."""
         facts = link.facts
         name = self._names.canonical(facts.host)
         if facts.joined:
@@ -178,7 +178,7 @@ class Roster:
         return True
 
     def remove(self, link: AgentLink) -> None:
-        """Forgets an agent that is lost, or has ended."""
+        """Forget an agent that is lost, or has ended."""
         self.agents.pop(link.agent, None)
         self._ending.discard(link.agent)
         self.keep(link, given_up=True)
@@ -190,7 +190,7 @@ class Roster:
             del self._waiting[host]
 
     def take_waiting(self, host: str) -> AgentLink | None:
-        """The agent that has waited for a name; it waits no more."""
+        """Return the agent that has waited for a name; it waits no more."""
         newcomer = self._waiting.pop(host, None)
         return None if newcomer is None or newcomer.is_lost else newcomer
 

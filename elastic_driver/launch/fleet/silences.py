@@ -1,4 +1,4 @@
-"""The hosts of which it was told that they are silent, and not that they are heard again.
+"""The hosts reported as silent, and not yet as heard from again.
 
 Used on the event loop only.
 """
@@ -13,24 +13,24 @@ from elastic_driver.launch.fleet.roster import Roster
 
 
 class SilenceListener(Protocol):
-    """Is told of silent hosts; see FleetListener."""
+    """Notified of silent hosts; see FleetListener."""
 
     def host_silent(self, host: str, silent_s: float, *, sure: bool) -> None:
-        """Nothing is heard of it."""
+        """Nothing is heard from the host."""
 
     def host_heard(self, host: str) -> None:
-        """It is heard again, or begins anew."""
+        """The host is heard from again, or starts anew."""
 
 
 class Silences:
-    """See above.
+    """Reports hosts as silent and as heard from again, each once.
 
     Args:
         roster: of the agents.
-        names_of: gives the names under which the job knows an agent's host.
+        names_of: returns the names under which the job knows an agent's host.
 
     Attributes:
-        listener: is told. To be set before anything else.
+        listener: receives the reports. To be set before anything else.
     """
 
     listener: SilenceListener
@@ -41,11 +41,11 @@ class Silences:
         self._silent: set[str] = set()
 
     def resume(self, names: Iterable[str]) -> None:
-        """Of these it was told before, by another driver."""
+        """Restore the hosts that another driver has reported as silent."""
         self._silent.update(names)
 
     def link_silent(self, link: AgentLink, silent_s: float) -> None:
-        """Nothing is heard of an agent. Others may be silent for the same reason, and not for so long yet."""
+        """Report an agent's host as silent; first others in doubt, which may be silent for the same reason."""
         for other in tuple(self._roster.agents.values()):
             if other.is_in_doubt():
                 self._is_silent(other, other.unheard_s, sure=False)
@@ -58,12 +58,12 @@ class Silences:
                 self.listener.host_silent(name, silent_s, sure=sure)
 
     def link_heard(self, link: AgentLink) -> None:
-        """One is heard, or another agent has come."""
+        """Report an agent's host as heard from, if it was silent; it may be another agent."""
         if self._roster.is_hosts_agent(link):
             self._heard(self._names_of(link))
 
     def keep(self, names: Iterable[str]) -> None:
-        """Of no other there is anything to be heard any more."""
+        """Keep only these hosts, and report all others as heard from."""
         self._heard(self._silent.difference(names))
 
     def _heard(self, names: Iterable[str]) -> None:

@@ -1,13 +1,13 @@
-"""Whose the driver's standard input is: the worker that is started for one rank, wherever it runs.
+"""The driver's standard input, given to the worker that is started for one rank, wherever it runs.
 
-Owns the reading of it, and the terminal's settings meanwhile. A worker is given one of these:
+Owns reading it, and the terminal's settings meanwhile. A worker is given one of these:
 
-    inherit     of a file, a pipe or a socket, on the driver's machine: the worker reads from it itself
-    pipe        of the same, on another machine, or of a terminal that does not show its output: it is read here
-    terminal    of a terminal that shows its output: it has one of its own, whose keys come from here, and whose output
-                is shown as it is
+    inherit     a file, a pipe or a socket, on the driver's machine: the worker reads from it itself
+    pipe        the same, on another machine, or a terminal that does not show its output: the driver reads it
+    terminal    a terminal that shows its output: the worker has a terminal of its own, whose keys come from here, and
+                whose output is shown as it is
 
-Who has it keeps it until its process has ended; the next one that is started for that rank gets it then.
+The worker keeps it until its process has ended; then the next one started for that rank gets it.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from elastic_driver.rendezvous.agent_messages import Input, InputTaken, Interrup
 from elastic_driver.system.tasks import start_task
 from elastic_driver.system.terminal import Terminal
 
-# What may be on its way to a worker, or wait until it reads on: as much as a pipe holds.
+# Limit of bytes sent to a worker and not yet read by it: as much as a pipe holds.
 _AHEAD_BYTES = 64 << 10
 _READ_BYTES = 16 << 10
-# The kernel tells nobody that a job has come to the foreground.
+# The kernel does not notify a process that it has come to the foreground.
 _LOOK_S = 0.5
-# A Ctrl-C that its agent has not answered for so long: the next one is not left to it.
+# After a Ctrl-C that its agent has not answered for so long, the next one is not left to the agent.
 _ANSWERS_S = 1.0
 _CTRL_C = b"\x03"
-# What a program goes by that writes to a terminal.
+# Variables that influence programs writing to a terminal.
 _TERMINAL_VARIABLES = ("TERM", "COLORTERM", "NO_COLOR")
 
 
 class Screen(Protocol):
-    """The terminal's other side; the console is."""
+    """The terminal's output side; the console implements it."""
 
     def lend(self, lent: bool) -> None:  # noqa: FBT001 - says it all
-        """From now on a worker has the terminal, or no more."""
+        """Lend the terminal to a worker, or take it back."""
 
     def show(self, data: bytes) -> None:
-        """What that one writes."""
+        """Show output of the worker that has the terminal."""
 
 
 @dataclass(slots=True)
 class _Holder:
-    """The worker that has it.
+    """The worker that has the standard input.
 
     Attributes:
-        worker, link: which, and its agent.
+        worker, link: the worker, and its agent.
         kind: see Start.
         stderr_too: see Start.
-        runs: whether its process is there.
-        ahead: bytes that it was sent and has not taken.
-        ended: whether it has been told that nothing follows.
-        asked_at: when a Ctrl-C was sent, if nothing has come of its agent since, seconds of the loop's clock.
+        runs: whether its process exists.
+        ahead: bytes sent to it that it has not read.
+        ended: whether it has been notified of the end of the input.
+        asked_at: when a Ctrl-C was sent, if its agent has sent nothing since, seconds of the loop's clock.
     """
 
     worker: WorkerId
@@ -74,14 +74,15 @@ class _Holder:
 
 
 class StandardInput:
-    """See above. Used on the event loop, but for :meth:`close`.
+    """Forwards the driver's standard input to one worker. Used on the event loop, except for :meth:`close`.
 
     Args:
-        rank: for which a worker has to be started to get it; None for nobody.
-        screen: shows what a terminal of a worker's shows; None for nobody's.
-        shows: whether the screen shows a stream of a worker at all.
-        only_here: whether what is not a terminal is only given to a worker on this machine, which reads from it itself.
-        descriptor: of the standard input; its output is the next one's, and its errors those of the one after.
+        rank: the rank whose worker gets it; None for none.
+        screen: shows the output on a worker's terminal; None for no worker's.
+        shows: returns whether the screen shows a stream of a worker at all.
+        only_here: whether an input that is not a terminal is only given to a worker on this machine, which reads it
+            itself.
+        descriptor: of the standard input; its output is the next one, and its errors the one after.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class StandardInput:
             self._rank = None
 
     def is_shown(self, worker: WorkerId, stream: Stream) -> bool:
-        """Whether a stream of a worker is on its terminal, and so on the screen as it was written."""
+        """Return whether a stream of a worker is on its terminal, and so on the screen exactly as written."""
         holder = self._holder
         if holder is None or holder.worker != worker or holder.kind != "terminal":
             return False
@@ -121,7 +122,7 @@ class StandardInput:
     # --- workers ---------------------------------------------------------------------------------------------------
 
     def given_by(self, order: Start, worker: WorkerId, link: AgentLink) -> Start:
-        """The order to start a worker, with what it is given as its standard input."""
+        """Return the order to start a worker, with its standard input added."""
         if self._rank is None or order.rank != self._rank or self._holder is not None:
             return order
         kind = self._kind(worker, link)
@@ -143,7 +144,7 @@ class StandardInput:
         return "pipe" if self._terminal is not None or not self._only_here else ""
 
     def started(self, worker: WorkerId) -> None:
-        """Its process is there."""
+        """Start to read for a worker whose process exists now."""
         holder = self._holder
         if holder is None or holder.worker != worker or holder.kind == "inherit":
             return
@@ -152,13 +153,13 @@ class StandardInput:
         self._follow()
 
     def gone(self, worker: WorkerId) -> None:
-        """It has ended, or could not be started."""
+        """Take the standard input back from a worker that has ended, or could not be started."""
         if self._holder is not None and self._holder.worker == worker:
             self._holder = None
             self._follow()
 
     def take(self, worker: WorkerId, message: Said) -> None:
-        """What its agent says of it: InputTaken, Shown or Interrupted."""
+        """Handle a message of its agent: InputTaken, Shown or Interrupted."""
         holder = self._holder
         if holder is None or holder.worker != worker:
             return
@@ -177,11 +178,11 @@ class StandardInput:
     def _interrupt(self) -> None:
         if self._screen is not None:
             self._screen.show(b"^C")
-        # As the terminal would have: to whoever runs this program, too.
+        # As the terminal would have: also to the process that runs this program.
         os.kill(0, signal.SIGINT)
 
     def close(self) -> None:
-        """The job has ended: nothing more is read, and the terminal is as it was."""
+        """Stop reading and restore the terminal, since the job has ended."""
         if self._terminal is not None:
             self._terminal.close()
         self._lend(wanted=False)
@@ -189,7 +190,7 @@ class StandardInput:
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Has the terminal's settings, and whether it is read, follow who has it and who is in the foreground."""
+        """Adapt the terminal's settings, and whether it is read, to the present holder and the foreground process."""
         holder = self._holder
         is_used = holder is not None and holder.runs
         may_read = is_used and (self._terminal is None or self._terminal.in_foreground())
@@ -228,7 +229,7 @@ class StandardInput:
             try:
                 loop.add_reader(self._descriptor, self._read)
                 self._reads = True
-            except PermissionError:  # a file: always readable, and no loop waits for one. Its disc may be slow
+            except PermissionError:  # a file: always readable, and cannot be watched by a loop. Its disk may be slow
                 self._reading = start_task(self._read_file())
 
     def _read(self) -> None:
@@ -254,7 +255,7 @@ class StandardInput:
     def _has_read(self, data: bytes) -> None:
         holder = self._holder
         if not data:
-            # Of a terminal it is a Ctrl-D, which the next worker need not know of; or its end, which ends the job.
+            # From a terminal it is a Ctrl-D, of no concern to the next worker; or its end, which ends the job.
             self._ended = self._terminal is None
             if holder is not None and not holder.ended:
                 holder.ended = True
@@ -267,7 +268,7 @@ class StandardInput:
         self._follow()
 
     def _note_interrupt(self, holder: _Holder) -> None:
-        """Its agent says whether Ctrl-C is the job's; of one that is stopped, or cut off, nothing comes."""
+        """Interrupt the job if its agent has not answered an earlier Ctrl-C: it may be stopped or cut off."""
         now = asyncio.get_running_loop().time()
         if holder.asked_at is None:
             holder.asked_at = now
@@ -281,21 +282,21 @@ class StandardInput:
             return
         self._watches_signals = True
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(ValueError, RuntimeError):  # no main thread
+        with contextlib.suppress(ValueError, RuntimeError):  # not the main thread
             loop.add_signal_handler(signal.SIGWINCH, self._resized)
             loop.add_signal_handler(signal.SIGCONT, self._resized)
             if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
                 loop.add_signal_handler(signal.SIGTSTP, self._stop)
 
     def _resized(self) -> None:
-        """It has, or may have since this process was stopped."""
+        """Send the terminal's size, which has changed, or may have while this process was stopped."""
         self._follow()
         holder = self._holder
         if holder is not None and holder.runs and holder.kind == "terminal" and self._terminal is not None:
             holder.link.send(Resize(holder.worker.key, *self._terminal.size()))
 
     def _stop(self) -> None:
-        """Ctrl-Z: the shell gets its terminal back as it was, and this process stops until it goes on."""
+        """Handle Ctrl-Z: restore the terminal for the shell, and stop this process until it is continued."""
         assert self._terminal is not None
         self._terminal.restore()
         os.kill(os.getpid(), signal.SIGSTOP)

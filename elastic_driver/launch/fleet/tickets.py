@@ -1,7 +1,7 @@
-"""Who may dial in as an agent, and with which key.
+"""Which agents may dial in, and with which key.
 
-Owns tickets, the join token's key, and the keys that agents have made. Knows nothing of hosts and connections. Tickets
-are kept for a later driver; agents are by the fleet.
+Owns tickets, the join token's key, and the keys that agents have made. Knows nothing of hosts and connections. Persists
+tickets for a later driver; the fleet does so for agents.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from elastic_driver.launch.fleet.kept import NOTHING, AgentKept, FleetFact, Keep
 from elastic_driver.rendezvous.credentials import KEY_BYTES, Identity, Role
 
 _NUMBER_BYTES = 16
-# Agents that were given up are remembered, to be told so. One that comes after that many others is a stranger.
+# Agents given up are remembered, so that they can be notified. Beyond so many, an agent that returns is a stranger.
 _MOST_GIVEN_UP = 1000
-# Tickets that were used are remembered as well, beyond their start limit, so that a later use can be logged.
+# Used tickets are remembered, too, beyond their start limit, so that a later use can be logged.
 _MOST_USED = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Good for one agent's first connection.
+    """Admits one agent's first connection.
 
-    It may stand in a command line, where every user of the machine can read it. So a second use counts as well: see
+    It may be in a command line, which every user of the machine can read. So a second use counts as well: see
     :meth:`Tickets.take`.
 
     Attributes:
-        identity: as whom the agent proves itself.
-        key: with what.
+        identity: the agent's identity in the authentication.
+        key: its key.
         host: its host's name in the job.
-        limit_s: for how long it is good, and for how long after its use a second one revokes that, seconds.
-        until: by the clock.
-        addresses: from where it may come; empty for from anywhere.
+        limit_s: how long it is valid, and for how long after its use a second use revokes that, seconds.
+        until: when it expires, by the clock.
+        addresses: from which it may be used; empty for any.
     """
 
     identity: Identity
@@ -47,13 +47,13 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who uses a ticket, by its first words.
+    """The user of a ticket, according to the first messages.
 
     Attributes:
         agent: the number that it has given itself.
-        key: SHA-256 of the key that it has made. Only its maker knows that.
-        address: from where it comes.
-        pid: of its process, as it says.
+        key: SHA-256 of the key that it has made. Only its maker knows that key.
+        address: from which it connects.
+        pid: of its process, according to itself.
     """
 
     agent: str
@@ -67,13 +67,13 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class SecondUse:
-    """A ticket was presented that another has used before.
+    """The presentation of a ticket that another agent has used before.
 
     Attributes:
         host: for which it was issued.
-        first, second: who has used it, and who has presented it now.
+        first, second: the first user, and the one that presents it now.
         revokes: whether the first use is void, too: it is not known which of the two is the agent.
-        is_first: whether no other use than the first one was reported of this ticket.
+        is_first: whether no earlier second use of this ticket was reported.
     """
 
     host: str
@@ -87,17 +87,17 @@ class SecondUse:
 class _Used:
     ticket: Ticket
     user: User
-    until: float  # a second use revokes the first, by the clock
+    until: float  # until then a second use revokes the first, by the clock
     reported: bool = False
 
 
 class Tickets:
-    """Gives keys to the server, which has agents prove themselves.
+    """Gives the server the keys with which agents authenticate.
 
     Args:
         clock: seconds.
-        join_key: of agents that somebody else starts; None when none may come.
-        keeper: of tickets.
+        join_key: of agents that join by themselves; None if none may.
+        keeper: persists tickets.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Tickets:
         self._given_up: OrderedDict[str, bytes] = OrderedDict()
 
     def take_over(self, agents: Iterable[AgentKept], tickets: Iterable[TicketKept]) -> None:
-        """Those that the driver before has admitted and issued. To be called before all else."""
+        """Restore the agents and tickets of the earlier driver. To be called before anything else."""
         for agent in agents:
             (self._given_up if agent.given_up else self._agents)[agent.agent] = bytes.fromhex(agent.key)
         for each in tickets:
@@ -125,7 +125,7 @@ class Tickets:
                 self._used[each.number] = _Used(ticket, user, use.until, use.reported)
 
     def issue(self, host: str, limit_s: float, addresses: frozenset[str] = frozenset()) -> Ticket:
-        """A new ticket for an agent on this host."""
+        """Issue a new ticket for an agent on this host."""
         now = self._clock()
         for number in [number for number, ticket in self._tickets.items() if ticket.until < now]:
             self._drop(number)
@@ -143,22 +143,23 @@ class Tickets:
         return ticket
 
     def withdraw(self, ticket: Ticket) -> None:
-        """Whoever has not used it by now cannot do so any more."""
+        """Withdraw a ticket that has not been used yet."""
         if ticket.identity.number in self._tickets:
             self._drop(ticket.identity.number)
 
     def take(self, identity: Identity, user: User) -> Ticket | SecondUse | None:
-        """The ticket of somebody who has proven to have it, for this once.
+        """Consume the ticket of a user that has proven to have it.
 
-        An agent that has not heard the answer may present it again. Whoever else does is a second user: somebody has
-        read the ticket where it stood, and he may have been the first of the two.
+        An agent that has missed the answer may present it again. Any other agent is a second user: it may have read the
+        ticket
+        somewhere, and may even have been the first of the two.
 
         Args:
-            identity: which ticket.
-            user: who presents it. From an address that it is not good for nothing is taken.
+            identity: of the ticket.
+            user: presents it. A ticket presented from a wrong address is not consumed.
 
         Returns:
-            The ticket; None where it has run out, was withdrawn, or is not good for this address.
+            The ticket; None if it has expired, was withdrawn, or is not valid for this address.
         """
         number, now = identity.number, self._clock()
         used = self._used.get(number)
@@ -208,11 +209,11 @@ class Tickets:
         self._keeper.drop(TicketKept, number)
 
     def admit(self, agent: str, key: bytes) -> None:
-        """From now on this agent may come back, with this key."""
+        """Let this agent reconnect from now on, with this key."""
         self._agents[agent] = key
 
     def give_up(self, agent: str) -> None:
-        """This agent may only come back to be told that it was given up."""
+        """Let this agent reconnect only to be notified that it was given up."""
         key = self._agents.pop(agent, None)
         if key is not None:
             self._given_up[agent] = key
@@ -221,7 +222,7 @@ class Tickets:
                 self._keeper.drop(AgentKept, forgotten)
 
     def key_of(self, identity: Identity) -> bytes | None:
-        """With what somebody is to prove himself; None for nobody that there is."""
+        """Return the key with which an identity has to authenticate; None if it is unknown."""
         match identity.role:
             case Role.TICKET:
                 used = self._used.get(identity.number)

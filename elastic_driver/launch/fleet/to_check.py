@@ -1,6 +1,6 @@
-"""The hosts between which the network is checked, as the check needs them: see its Hosts.
+"""The hosts whose network is checked, as the network check needs them: see its Hosts.
 
-Owns nothing. Which hosts there are, and who is told of a check, is the fleet's.
+Owns nothing. The fleet knows the hosts and who is notified of a check.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastic_driver.launch.fleet.roster import Roster
 
 
 class CheckListener(Protocol):
-    """Is told of checks; see FleetListener."""
+    """Notified of checks; see FleetListener."""
 
     def host_unready(self, host: str, failure: DialFailure) -> None:
         """A host is not to be used."""
@@ -25,7 +25,7 @@ class CheckListener(Protocol):
         """The network was checked."""
 
     def is_left_out(self, host: str) -> bool:
-        """Whether a host gets no workers for a while."""
+        """Return whether a host gets no workers for a while."""
 
 
 class FleetOfThem(Protocol):
@@ -34,21 +34,21 @@ class FleetOfThem(Protocol):
     changes: Changes
 
     def awaits_others(self) -> bool:
-        """Whether more hosts may have an agent in a moment."""
+        """Return whether more hosts may get an agent soon."""
 
     def address_of(self, link: AgentLink, others: Sequence[AgentLink]) -> str:
-        """Where the workers of an agent listen for those of others."""
+        """Return where the workers of an agent listen for those of others."""
 
 
 class HostsToCheck:
-    """See above.
+    """Adapts the fleet to the network check.
 
     Args:
         fleet: whose hosts they are.
         roster: of its agents.
-        names_of: gives the names under which the job knows an agent's host.
-        wanted: gives the names that are to have an agent, in the lister's order.
-        listener: gives who is told.
+        names_of: returns the names under which the job knows an agent's host.
+        wanted: returns the names that are to have an agent, in the order of their list.
+        listener: returns the listener to notify.
     """
 
     def __init__(
@@ -68,23 +68,23 @@ class HostsToCheck:
         self._listener = listener
 
     def present(self) -> Sequence[AgentLink]:
-        """See Hosts."""
+        """Return the agents of all hosts, in the order of their list, without those that are about to end."""
         listed = dict.fromkeys(map(self._roster.link_of, (*self._wanted(), *self._roster.joined)))
         return [link for link in listed if link is not None and not (link.is_away or self._roster.is_ending(link))]
 
     def gets_workers(self, link: AgentLink) -> bool:
-        """See Hosts."""
+        """Return whether an agent's usable host gets workers."""
         return not all(map(self._listener().is_left_out, self._names_of(link)))
 
     def admitted(self) -> None:
-        """See Hosts."""
+        """Wake those that wait for more usable hosts."""
         self.changes.report()
 
     def checked(self, report: Checked) -> None:
-        """See Hosts."""
+        """Report a check that has ended, with news."""
         self._listener().network_checked(report)
 
     def barred(self, host: str, reason: str) -> None:
-        """See Hosts."""
+        """Report a host as not ready."""
         self._listener().host_unready(host, DialFailure(reason))
         self.changes.report()

@@ -1,6 +1,7 @@
-"""Having hosts import what workers import: before a worker is there, and for those that are forked later.
+"""Makes hosts import what workers import: before a worker runs, and for those forked later.
 
-Owns which agents were told to. What they do is :mod:`elastic_driver.launch.warm`'s. Used on the event loop only.
+Owns which agents have been ordered to. The agents' part is :mod:`elastic_driver.launch.warm`. Used on the event loop
+only.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from elastic_driver.rendezvous.agent_messages import Prepare, Prepared, Said, Wa
 
 
 class Warming:
-    """See above.
+    """Orders agents to prepare their hosts and to fork workers.
 
     Args:
         agents: of the job.
-        variables: of workers.
-        on_warm: called with a process id and seconds whenever workers can be forked on a host from now on.
+        variables: selects the variables of workers to send.
+        on_warm: called with a PID and seconds whenever a host can fork workers from now on.
         on_prepared: called when a host has imported what workers import.
     """
 
@@ -36,10 +37,10 @@ class Warming:
         self._on_warm = on_warm
         self._on_prepared = on_prepared
         self._warms = False
-        self._prepared: dict[str, bool] = {}  # by agent: whether what its workers import is there, or is to be imported
+        self._prepared: dict[str, bool] = {}  # by agent: whether it has imported what its workers import
 
     def prepare(self, hostname: str, sample: Callable[[], tuple[Sequence[str], Mapping[str, str]]]) -> bool:
-        """Has a host import what workers import, before any runs there; see the driver's Preparer."""
+        """Make a host import what workers import, before any runs there; see the driver's Preparer."""
         link = self._agents.link_of(hostname)
         if link is None:
             return False
@@ -50,29 +51,29 @@ class Warming:
         return not self._prepared[link.agent]
 
     def has_workers(self, link: AgentLink) -> None:
-        """A worker is started there: its host is no newcomer, and need not be prepared any more."""
+        """Record that a worker is started there: its host need not be prepared any more."""
         self._prepared.setdefault(link.agent, True)
 
     def warm_up(self) -> None:
-        """Has later workers forked from warmed processes. Not before the first ones run: it would slow them down."""
+        """Fork later workers from warmed processes. Not before the first ones run, which it would slow down."""
         if not self._warms:
             self._warms = True
             for link in self._agents.links():
                 link.send(WarmUp())
 
-    # --- what the fleet tells (Part) -------------------------------------------------------------------------------
+    # --- events of the fleet (Part) --------------------------------------------------------------------------------
 
     def came(self, link: AgentLink) -> None:
-        """A new agent does as the others do."""
+        """Warm up a new agent if the others do."""
         if self._warms:
             link.send(WarmUp())
 
     def lost(self, link: AgentLink, why: str) -> None:
-        """Another agent of that host knows nothing of what was imported."""
+        """Forget an agent: another one of that host has imported nothing."""
         self._prepared.pop(link.agent, None)
 
     def take(self, link: AgentLink, message: Said) -> bool:
-        """What an agent says of that. Returns whether it was that."""
+        """Handle an agent's report about warming. Returns whether the message was one."""
         match message:
             case Warmed(pid, took_s):
                 self._on_warm(pid, took_s)

@@ -1,6 +1,6 @@
-"""What the driver knows of one worker, and who is told what becomes of it.
+"""The driver's record of one worker, and the listener for its starts and ends.
 
-Owns no process. :mod:`elastic_driver.launch.fleet.workers` writes it, as the worker's agent says.
+Owns no process. :mod:`elastic_driver.launch.fleet.workers` writes the record, from the reports of the worker's agent.
 """
 
 from __future__ import annotations
@@ -20,41 +20,42 @@ from elastic_driver.rendezvous.agent_messages import Dying, Exited
 from elastic_driver.words import Ending
 
 Variables = Callable[[AgentFacts, Mapping[str, str]], dict[str, str]]
-"""What of a worker's variables it is sent, if it runs on the host of this agent."""
+"""Selects the variables of a worker that are sent to it if it runs on the host of this agent."""
 
 
 class Phase(Enum):
-    """How far a worker is."""
+    """The phase of a worker."""
 
-    AWAY = auto()  # another driver has ordered it, or this one was to: its agent is not back yet, and will say
-    WAITING = auto()  # for the port of its generation, or for its agent's connection: nothing was sent
-    ORDERED = auto()  # its agent was told to start it
-    RUNS = auto()  # its process is there
-    ENDS = auto()  # it has ended while there was no driver, and its agent says next how
-    DEAD = auto()  # its process is not; what it has started may be
+    AWAY = auto()  # ordered by another driver, or to be by this one: its agent is not back yet, and will report
+    WAITING = auto()  # for the port of its generation, or for its agent's connection: nothing has been sent
+    ORDERED = auto()  # its agent was ordered to start it
+    RUNS = auto()  # its process exists
+    ENDS = auto()  # it ended while there was no driver, and its agent reports next how
+    DEAD = auto()  # its process has ended; its children may live
 
 
 @dataclass(eq=False, slots=True)
 class Worker:
-    """One worker, as it is now. The keeper alone writes it.
+    """One worker, as it is now. Only the keeper writes it.
 
     Attributes:
-        id: which.
+        id: the worker's id.
         rank: for which it is started; -1 for none.
         label: what stands in the prefix of its output: its current rank.
-        phase: how far it is.
-        link: to the agent that starts it, and whose word is taken on it; None while it waits.
-        pid: its process's id on its host: for people, in messages and logs.
-        script, digest: see Started; "" where another driver has started it.
-        is_dying: whether it was told that it ends, and not well.
-        last_lines: the end of its stderr, or of its stdout when it wrote nothing there; 20 lines at most. Where it left
-            its traceback in its error file only, with the end of that. Known when it is dying, or dead.
-        error_file: what it has written into its error file (:mod:`elastic_driver.launch.error_files`); "" for nothing.
-        error_age_s: how long before it was dying, or dead, it wrote that; None for nothing.
-        stop: how it is stopped as soon as its agent is told to start it; None where it is not.
+        phase: its phase.
+        link: to the agent that starts it, and whose reports about it are accepted; None while it waits.
+        pid: its PID on its host: for people, in messages and logs.
+        script, digest: see Started; "" if another driver has started it.
+        is_dying: whether it has been reported as failing.
+        last_lines: the end of its stderr, or of its stdout if it wrote nothing there; at most 20 lines. If only its
+            error
+            file has its traceback, the end of that. Known when it is dying, or dead.
+        error_file: the content of its error file (:mod:`elastic_driver.launch.error_files`); "" for nothing.
+        error_age_s: how long before it was dying, or dead, it wrote that, seconds; None for nothing.
+        stop: how to stop it as soon as its agent is ordered to start it; None for not at all.
         kill: an order that may take its time, or end in sparing it.
-        has_input: whether it was given a standard input; others read ``/dev/null``. False for one that another driver
-            has had started.
+        has_input: whether it was given a standard input; others read ``/dev/null``. False if another driver has started
+            it.
     """
 
     id: WorkerId
@@ -75,31 +76,32 @@ class Worker:
 
 
 class WorkerListener(Protocol):
-    """Is told what becomes of the workers. Called on the event loop.
+    """Notified of the starts and ends of workers. Called on the event loop.
 
-    Of each worker that was ordered comes either ``not_started``, or ``started`` and then ``exited`` or ``lost``, and
-    perhaps ``dying`` between them; nothing of those that wait when the job ends.
+    For each worker ordered, either ``not_started`` is called, or ``started`` and then ``exited`` or ``lost``, perhaps
+    with
+    ``dying`` between them; nothing for those that wait when the job ends.
     """
 
     def started(self, worker: Worker) -> None:
         """It runs."""
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:
-        """It could not be started; a CommandNotFoundError where its command can be run on no host."""
+        """It could not be started; the error is a CommandNotFoundError if its command can be run on no host."""
 
     def dying(self, worker: Worker, status: ExitStatus | str) -> None:
-        """It is about to end, and not well, though it may take seconds until it is dead.
+        """It is about to end with a failure, though it may take seconds until it is dead.
 
         Args:
-            worker: which.
-            status: how it ends; in words when that is not known yet (it dumps its core).
+            worker: the worker.
+            status: how it ends; in words if that is not known yet (it dumps its core).
         """
 
     def exited(self, worker: Worker, status: ExitStatus) -> None:
-        """It is dead. What it wrote until then has been passed on."""
+        """It is dead. Its output until then has been passed on."""
 
     def lost(self, workers: Sequence[Worker], why: str) -> None:
-        """Their host is lost, and they with it: nobody has seen how they ended.
+        """Their host is lost, and they with it: how they ended is not known.
 
         Args:
             workers: all that ran there; one machine may have several hosts' names.
@@ -110,11 +112,11 @@ class WorkerListener(Protocol):
         """The order is being carried out."""
 
     def spared(self, order: KillWorker) -> None:
-        """It is not: there is no such process any more, or its script has ended."""
+        """The order is not carried out: the process no longer exists, or its script has ended."""
 
 
 def note_last_words(one: Worker, news: Dying | Exited) -> None:
-    """Takes what a worker has said last. An error file may say what no line of its output does."""
+    """Record a worker's last lines. An error file may contain an error that no line of its output does."""
     one.error_file, one.error_age_s = news.error_file, news.error_age_s
     raised = raised_in(news.error_file) if news.error_file else None
     if raised is None or any(raised.error in line for line in news.last_lines):

@@ -1,14 +1,14 @@
-"""The keeper of the job's workers: orders to their hosts' agents, and what becomes of each process.
+"""The keeper of the job's workers: sends orders to their hosts' agents, and tracks each process.
 
 Owns each worker from the order to start it until nothing is left of it: one record, which only the keeper writes. Knows
-nothing of rounds and of the server, and of what a worker is given only that its dialect says so. Decides nothing: who
-is started and stopped, and what a death means, is the core's. Which agent is whose, and that it is lost, is the fleet's
+nothing of rounds and of the server, and leaves a worker's environment to its dialect. Decides nothing: the core decides
+which workers are started and stopped, and what a death means. The fleet knows which agent is whose, and that it is lost
 (:mod:`elastic_driver.launch.fleet.fleet`); the other end is :mod:`elastic_driver.launch.agent.workers`.
 
 Messages of one link arrive in order. Once Start is on it, Stop, Kill and Labels may follow at once: the agent keeps
-them until the process is there. So only what is ordered before that is kept here.
+them until the process exists. So only earlier orders are kept here.
 
-Used on the event loop only. No order blocks, but for the last one (:meth:`Workers.stop_all`).
+Used on the event loop only. No order blocks, except for the last one (:meth:`Workers.stop_all`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from elastic_driver.words import Bar, Ending
 
 # Between the signal that makes a hung worker print its stacks and the one that ends it.
 _LAST_WORDS_S = 2.0
-# What a worker gets whose peers are lost: time for its exit handlers, since its connections are shut.
+# Grace for workers whose peers are lost: time for exit handlers, since the connections are shut down.
 BROKEN_S = 0.2
 
 
@@ -70,7 +70,7 @@ class Hosts(Agents, Protocol):
 
     @property
     def changes(self) -> Changes:
-        """Of the agents: one has come, is lost, or is connected again."""
+        """Changes of the agents: one has come, is lost, or is connected again."""
 
     def idle(self, link: AgentLink) -> None:
         """The last worker of this agent has ended."""
@@ -78,17 +78,17 @@ class Hosts(Agents, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the workers of a job have around them.
+    """The parts around a job's workers.
 
     Attributes:
-        agents: start them.
+        agents: start the workers.
         addresses: of their hosts.
-        meetings: of those who are started together.
+        meetings: where workers started together meet.
         warming: of their hosts.
-        variables: what of theirs they are sent.
-        sink: takes their output.
-        stdin: whose the driver's standard input is.
-        tasks: run what nobody waits for; an error of theirs ends the job.
+        variables: selects the variables to send.
+        sink: receives their output.
+        stdin: the driver's standard input.
+        tasks: runs background tasks; an error in one ends the job.
     """
 
     agents: Hosts
@@ -102,15 +102,15 @@ class Surroundings:
 
 
 class Workers:
-    """See above.
+    """The workers of the job. Used on the event loop only.
 
     Args:
-        around: what they have around them.
+        around: the parts around them.
         dialect: of the workers.
-        command: what each of them runs.
+        command: the command that each of them runs.
         grace_s: between SIGTERM and SIGKILL, seconds.
-        drain_s: the same for a worker that may checkpoint first, since the change is a planned one.
-        listener: is told of starts and ends.
+        drain_s: the same for a worker that may checkpoint first, since the change is planned, seconds.
+        listener: notified of starts and ends.
     """
 
     def __init__(
@@ -130,27 +130,27 @@ class Workers:
         self._grace_s = {Ending.USUAL: grace_s, Ending.PLANNED: drain_s, Ending.BROKEN: min(BROKEN_S, grace_s)}
         self._listener = listener
         self._workers: dict[WorkerId, Worker] = {}
-        self._of: dict[str, set[WorkerId]] = {}  # by agent: those that it was told to start
+        self._of: dict[str, set[WorkerId]] = {}  # by agent: those that it was ordered to start
         self._unable: set[str] = set()  # agents on whose host the command cannot be run
-        self._ending: set[WorkerId] = set()  # at the job's end: those that lived then
+        self._ending: set[WorkerId] = set()  # at the job's end: those that were alive then
         self._have_ended = asyncio.Event()
         self._job_ends = False
         self._end_signal = signal.SIGTERM
 
     @property
     def living(self) -> Mapping[WorkerId, Worker]:
-        """Those whose processes run now. A chief is none of them."""
+        """Workers whose processes run now. A chief is not one of them."""
         return {
             worker: one for worker, one in self._workers.items() if one.phase is Phase.RUNS and worker.hostname != CHIEF
         }
 
     def pid(self, worker: WorkerId) -> int | None:
-        """Its process's id; None when none runs."""
+        """Return its PID; None when none runs."""
         one = self._workers.get(worker)
         return one.pid if one is not None and one.phase is Phase.RUNS else None
 
     def has_workers(self, link: AgentLink) -> bool:
-        """Whether workers run at an agent's, or are being started."""
+        """Return whether an agent has workers that run or are being started."""
         return bool(self._of.get(link.agent))
 
     # --- starts ----------------------------------------------------------------------------------------------------
@@ -158,10 +158,10 @@ class Workers:
     def start(
         self, order: StartWorker, job: JobAddress, round_id: int, resets: int = 0, *, restarted: bool = False
     ) -> None:
-        """Starts a worker of this job, while this round runs (0 for none), after so many unplanned resets.
+        """Start a worker of this job, while this round runs (0 for none), after so many unplanned resets.
 
         Args:
-            order: which, and where. No other start has had its name.
+            order: the worker and its place. No other start has had its name.
             job: where the driver is.
             round_id, resets, restarted: see WorkerStart.
         """
@@ -170,7 +170,7 @@ class Workers:
         worker = order.worker
         link = self._agents.link_of(worker.hostname)
         if link is not None and link.is_away:
-            self.expect((worker,))  # it is ordered anew when its agent has not heard of it
+            self.expect((worker,))  # ordered again if its agent has not received the order
             return
         assert worker not in self._workers, worker
         # Not all of them: each start would cost as much as the job has hosts.
@@ -192,14 +192,14 @@ class Workers:
         self._around.tasks.start(self._start(one, start, job, meeting))
 
     def sample(self, host: Host, job: JobAddress) -> tuple[Sequence[str], Mapping[str, str]]:
-        """The command of restarted workers, and the environment of one on this host, but for its place."""
+        """Return the command of restarted workers, and the environment of one on this host, except for its place."""
         planned = SlotInfo(0, host.slots, 0, host.slots, 0, 1)
         cores = self._cores(host.name)
         start = WorkerStart(WorkerId(host.name, 0, 0), planned, (host.name,), 0, cores, restarted=True)
         return self._command, self._dialect.environment(start, job=job)
 
     def _cores(self, hostname: str) -> int:
-        """How many processors its workers may use together; 1 where it has no agent: they will not start."""
+        """Return how many processors its workers may use together; 1 without an agent: they will not start."""
         link = self._agents.link_of(hostname)
         return 1 if link is None else link.facts.hello.cores
 
@@ -219,8 +219,9 @@ class Workers:
     async def _agent_for(self, worker: WorkerId) -> AgentLink:
         """Return the agent of a worker's host, once it is connected.
 
-        One without a connection is back in a moment, or lost, and another may have joined under the host's name. An
-        order to a lost agent would fail, and the host would be blamed for that.
+        An agent without a connection is back in a moment, or lost, and another may have joined under the host's name.
+        An order
+        to a lost agent would fail, and the host would be blamed for that.
         """
         while True:
             seen = self._agents.changes.count
@@ -232,10 +233,10 @@ class Workers:
             await self._agents.changes.wait(seen)
 
     def _order(self, one: Worker, link: AgentLink, start: WorkerStart, job: JobAddress) -> None:
-        """Tells its agent to start a worker, and what was ordered of it meanwhile."""
+        """Order its agent to start a worker, and send the orders given meanwhile."""
         links = self._agents.links()
         if len(links) > 1:
-            self._agents.address_of(link, links)  # a host without one is of no use to the others
+            self._agents.address_of(link, links)  # raises for a host without an address, which the others could not use
         env = self._around.variables(link.facts, self._dialect.environment(start, job=job))
         order = Start(one.id.key, list(self._command), env, one.label, one.rank)
         self._around.warming.has_workers(link)
@@ -256,7 +257,7 @@ class Workers:
     # --- from another driver ---------------------------------------------------------------------------------------
 
     def expect(self, workers: Iterable[WorkerId]) -> None:
-        """These may run, and their agents will say so when they are back; of those that do not come back they are lost.
+        """Expect workers that may run: their agents report it when they come back, or are lost with them.
 
         Args:
             workers: none that is known already, each of a host whose agent is away.
@@ -270,12 +271,12 @@ class Workers:
             self._of.setdefault(link.agent, set()).add(worker)
 
     def back(self, link: AgentLink, levels: Levels, known: Container[WorkerId]) -> list[Worker]:
-        """An agent is back: what it says of its workers is so.
+        """Take over what an agent that is back reports of its workers.
 
         Args:
             link: the agent.
-            levels: what it says.
-            known: the workers that the job has. The end of any other has been taken.
+            levels: its report.
+            known: the workers that the job has. The end of any other has been handled.
 
         Returns:
             Those whose processes run.
@@ -292,7 +293,7 @@ class Workers:
             self._around.warming.has_workers(link)
             if level.phase is WorkerPhase.ORDERED:
                 self._is_ordered(one, link)
-            if phase is not Phase.ORDERED:  # output may come of it
+            if phase is not Phase.ORDERED:  # it may send output
                 self._around.sink.begin(worker, one.pid, one.rank, one.label)
             if level.phase is WorkerPhase.RUNS:
                 running.append(one)
@@ -304,7 +305,7 @@ class Workers:
     # --- orders ----------------------------------------------------------------------------------------------------
 
     def stop(self, worker: WorkerId, ending: Ending = Ending.USUAL) -> None:
-        """SIGTERM (or what :meth:`end_by` says), grace, SIGKILL; for one that is being started, once it is there."""
+        """Send SIGTERM (or end_by's signal), then SIGKILL after the grace; to a starting worker once it exists."""
         one = self._workers.get(worker)
         if one is not None:
             self._stop(one, ending)
@@ -320,23 +321,24 @@ class Workers:
             )
 
     def kill(self, order: KillWorker) -> None:
-        """SIGKILL; a worker that hangs prints first where its threads are. The listener is told whether it is done.
+        """Send SIGKILL; a worker that hangs prints its threads' stacks first. The listener is notified of the outcome.
 
-        Not for one that has ended, nor for one that exits when its script has ended. One that waits to be started is
-        stopped as soon as its process is there.
+        Spares a worker that has ended, and one that is exiting after its script has ended. One that waits to be started
+        is
+        stopped as soon as its process exists.
         """
         one = self._workers.get(order.worker)
         if one is None or one.phase is Phase.DEAD:
             self._listener.spared(order)
             return
         if one.phase in (Phase.AWAY, Phase.ENDS):
-            return  # it is ordered again when its agent is back; or its end is told next
+            return  # ordered again when its agent is back; or its end is reported next
         if one.link is None:
             self._stop(one, Ending.USUAL)
         else:
             self._kill(one, one.link, order)
             if order.exits:
-                return  # its agent says
+                return  # its agent reports the outcome
         self._listener.killed(order)
 
     def _kill(self, one: Worker, link: AgentLink, order: KillWorker) -> None:
@@ -352,7 +354,7 @@ class Workers:
         link.overdue(f"kill worker {one.id}", is_done)
 
     def label(self, worker: WorkerId, label: str) -> None:
-        """From now on this stands in the prefix of its output."""
+        """Set what stands in the prefix of its output from now on."""
         one = self._workers.get(worker)
         if one is not None and one.phase is not Phase.DEAD and label != one.label:
             one.label = label
@@ -360,27 +362,28 @@ class Workers:
                 one.link.send(Labels({worker.key: label}))
 
     def pass_on(self, number: signal.Signals) -> None:
-        """Sends this signal to the process of each worker that runs, and not to what that has started.
+        """Send this signal to the process of each running worker, but not to its children.
 
-        Of those that would end the process where nothing handles them (all but SIGQUIT, which is meant so), only to
-        who does: not to one whose script has not come so far yet.
+        A signal that would end a process without a handler (all except SIGQUIT, which is meant to) is sent only to
+        processes
+        that handle it: not to one whose script has not come so far yet.
         """
         for link in self._agents.links():
             link.send(PassOn(int(number)))
 
     def kill_all(self) -> None:
-        """SIGKILL now to all that is left of all workers, also to what dead ones have left behind."""
+        """Send SIGKILL now to all that is left of all workers, including what dead ones have left behind."""
         for link in self._agents.links():
             link.send(KillAll())
 
     # --- the end of the job ----------------------------------------------------------------------------------------
 
     def end_by(self, number: signal.Signals) -> None:
-        """From now on this signal ends workers, in place of SIGTERM: the job ends by it."""
+        """End workers with this signal instead of SIGTERM from now on: it ends the job."""
         self._end_signal = number
 
     def job_ends(self) -> None:
-        """Nobody is started any more; who is being started is stopped as soon as its process is there."""
+        """Start no more workers; stop each one that is being started as soon as its process exists."""
         if self._job_ends:
             return
         self._job_ends = True
@@ -391,7 +394,7 @@ class Workers:
                 self._stop(one, Ending.USUAL)
 
     async def stop_all(self, limit_s: float) -> None:
-        """Stops all workers. Blocks until nothing is left of those that live, or for ``limit_s`` seconds.
+        """Stop all workers. Blocks until nothing is left of those alive, or for ``limit_s`` seconds.
 
         What dead ones have left, perhaps with a long grace, ends with their agents.
         """
@@ -406,16 +409,16 @@ class Workers:
                     await self._have_ended.wait()
 
     def abandon(self) -> None:
-        """They are another driver's: nobody waits for their ends any more."""
+        """Give the workers up to another driver: nobody waits for their ends any more."""
         self._have_ended.set()
 
-    # --- what the fleet tells (Part) -------------------------------------------------------------------------------
+    # --- events of the fleet (Part) --------------------------------------------------------------------------------
 
     def came(self, link: AgentLink) -> None:
-        """Nothing: who waits for an agent looks at what changes."""
+        """Do nothing: starts that wait for an agent watch ``changes``."""
 
     def lost(self, link: AgentLink, why: str) -> None:
-        """An agent is lost, and its workers are with it."""
+        """Report the workers of a lost agent as lost."""
         self._unable.discard(link.agent)
         there = [self._workers[worker] for worker in sorted(self._of.get(link.agent, ()))]
         lost = [one for one in there if one.phase in (Phase.RUNS, Phase.AWAY, Phase.ENDS)]
@@ -430,10 +433,10 @@ class Workers:
             self._listener.not_started(one.id, LaunchError(f"cannot start worker {one.id}: {why}"))
 
     def take(self, link: AgentLink, message: Said) -> bool:
-        """What an agent says of its workers' processes. Returns whether it was that.
+        """Handle a message of an agent about its workers' processes. Returns whether it was one.
 
         Raises:
-            RendezvousProtocolError: it cannot say that.
+            RendezvousProtocolError: it is invalid.
         """
         match message:
             case Output(key, stream, data):
@@ -470,7 +473,7 @@ class Workers:
         return True
 
     def _record(self, link: AgentLink, key: str) -> Worker | None:
-        """An agent speaks for its own workers only."""
+        """Return a worker's record, if it is one of this agent's own; None otherwise."""
         one = self._workers.get(worker_named(key))
         return one if one is not None and one.link is link else None
 
@@ -482,7 +485,7 @@ class Workers:
 
     def _why_not(self, one: Worker, link: AgentLink, error: str, *, bad_command: bool) -> LaunchError:
         if bad_command:
-            # A file or folder that is missing may be missing on this host only: then it is the host's fault.
+            # A file or folder may be missing on this host only: then it is the host's fault.
             self._unable.add(link.agent)
             if all(each.agent in self._unable for each in self._agents.links()):
                 return CommandNotFoundError(error)
@@ -507,7 +510,7 @@ class Workers:
         self._listener.exited(one, status)
 
     def _is_killed(self, one: Worker) -> None:
-        """It is dead: where its agent might have spared it, it has not."""
+        """Report that it was killed if its agent might have spared it."""
         order, one.kill = one.kill, None
         if order is not None and order.exits:
             self._listener.killed(order)
@@ -528,7 +531,7 @@ class Workers:
             self._listener.spared(order)
 
     def _forget(self, one: Worker) -> None:
-        """Nothing is left of it."""
+        """Drop its record: nothing is left of it."""
         del self._workers[one.id]
         one.phase = Phase.DEAD
         self._around.stdin.gone(one.id)
@@ -550,9 +553,9 @@ class Workers:
 
 
 def _phase_of(level: WorkerLevel, *, is_known: bool) -> Phase:
-    """How far a worker is by its agent's word.
+    """Return a worker's phase according to its agent.
 
-    Of one that has ended, and that the job still has, the end comes as for any other.
+    If it has ended but the job still has it, its end will be reported as for any other.
     """
     match level.phase:
         case WorkerPhase.RUNS:
@@ -570,13 +573,13 @@ def _label_of(order: StartWorker) -> str:
 
 
 def _met(start: WorkerStart, meeting: Meeting | LaunchError) -> Meeting | None:
-    """Where its generation meets; None where it cannot, and the host of this worker is not the one at fault.
+    """Return where its generation meets; None if that failed on the host of another worker.
 
     Raises:
-        LaunchError: it is.
+        LaunchError: it failed on this worker's host.
     """
     if isinstance(meeting, Meeting):
         return meeting
     if start.worker.hostname == start.hosts[0]:
         raise meeting
-    return None  # the core ends the round with those of the other
+    return None  # the core ends the round together with the other host's workers
