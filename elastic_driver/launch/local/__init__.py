@@ -1,1 +1,1 @@
-"""The workers of this machine: started, watched, and their output carried on."""
+"""The workers of this machine: starts and watches their processes, and forwards their output."""

@@ -1,6 +1,6 @@
-"""What a worker reads: a terminal of its own, a pipe, or the standard input of the driver's process.
+"""A worker's standard input: a terminal of its own, a pipe, or the standard input of the driver's process.
 
-Owns our end of it, and what has come for the worker and does not fit in there yet.
+Owns our end of it, and the bytes for the worker that do not fit into it yet.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from collections.abc import Callable
 
 from elastic_driver.launch.processes.spawn import Given
 
-# Of <asm-generic/termbits.h>; Python's termios has no name for it. With it Backspace takes a whole character away.
+# From <asm-generic/termbits.h>; Python's termios has no name for it. With it Backspace erases a whole character.
 _IUTF8 = 0o40000
 _IFLAG, _LFLAG, _CC = 0, 3, 6
 
 
 class WorkerInput:
-    """Gives a worker what comes for it. Used on the event loop.
+    """Passes input on to a worker. Used on the event loop.
 
     Args:
         kind: "pipe" or "terminal".
-        taken: told how many bytes the worker can read now, or never will.
-        interrupted: called for a Ctrl-C that is not for a program that reads keys itself.
+        taken: called with the number of bytes that the worker can read now, or never will.
+        interrupted: called for a Ctrl-C that is not meant for a program that reads keys itself.
         stderr_too: whether a terminal is the worker's standard error, too.
         rows, columns: of the terminal.
 
     Raises:
-        OSError: there is no terminal, or no descriptor, to be had.
+        OSError: no terminal or no descriptor is available.
     """
 
     def __init__(
@@ -63,32 +63,32 @@ class WorkerInput:
         self.given = Given(self._theirs, self._ours if self._is_terminal else None, stderr_too=stderr_too)
 
     def started(self) -> None:
-        """The worker has its end, or never will."""
+        """Close the worker's end here: the worker has it now, or never will."""
         if self._theirs >= 0:
             os.close(self._theirs)
             self._theirs = -1
 
     def write(self, data: bytes) -> None:
-        """Passes it on, as far as there is room, and the rest later."""
+        """Pass bytes on, as far as there is room, and the rest later."""
         if self._is_terminal:
             data = self._without_interrupts(data)
         self._waiting += data
         self._pass_on()
 
     def end(self) -> None:
-        """Nothing more comes. (A terminal has no such end: its user types Ctrl-D.)"""
+        """End the input. (A terminal's input has no end: its user types Ctrl-D.)"""
         if not self._is_terminal:
             self._ends = True
             self._pass_on()
 
     def resize(self, rows: int, columns: int) -> None:
-        """The kernel tells the worker of it (SIGWINCH)."""
+        """Set the terminal's size, of which the kernel notifies the worker (SIGWINCH)."""
         if self._is_terminal and rows > 0 and columns > 0:
             with contextlib.suppress(OSError, struct.error):
                 fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def close(self) -> None:
-        """The worker has ended. Harmless when repeated."""
+        """Close all ends, since the worker has ended. Harmless when repeated."""
         self.started()
         left = len(self._waiting)
         self._waiting.clear()
@@ -97,10 +97,11 @@ class WorkerInput:
             self._taken(left)
 
     def _without_interrupts(self, data: bytes) -> bytes:
-        """Takes Ctrl-C out where it is nobody's but the job's.
+        """Remove a Ctrl-C that is meant for the job only, and report it.
 
-        A program that edits its line, or reads keys, has turned the terminal's own editing off: there Ctrl-C is its
-        own, as a signal or as a key. Else the script computes, and its peers with it.
+        A program that edits its line, or reads keys, has switched the terminal's own editing off: there Ctrl-C is meant
+        for the
+        program, as a signal or as a key. Otherwise the script computes, and its peers with it.
         """
         with contextlib.suppress(termios.error, OSError):
             attributes = termios.tcgetattr(self._ours)

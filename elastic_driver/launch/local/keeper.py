@@ -1,11 +1,11 @@
-"""The keeper of the workers' processes on one machine: orders in, events out, one record a worker.
+"""The keeper of the workers' processes on one machine: takes orders, reports events, has one record per worker.
 
-Owns each worker from the order to start it until nothing is left of it, and what all workers share: the guard, the
-warmed process that they are forked from, and the threads for what blocks. How a process ends, with all that it has
-started, is in :mod:`elastic_driver.launch.local.process_tree`. Decides nothing: an agent gives the orders, and for the
-chief its keeper.
+Owns each worker from the order to start it until nothing is left of it, and the parts that all workers share: the
+guard, the warmed process from which they are forked, and the threads for blocking work. How a process ends, with all
+its descendants, is in :mod:`elastic_driver.launch.local.process_tree`. Decides nothing: an agent gives the orders, and
+for the chief its keeper.
 
-What is ordered of a worker that is being started holds as soon as its process is there.
+Orders for a worker that is being started are carried out as soon as its process exists.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ from elastic_driver.system.threads import started_pool
 
 _log = logging.getLogger(__name__)
 
-# Two threads for what blocks: a scan must not hold up the start of a replacement.
+# Two threads for blocking work: a scan must not delay the start of a replacement.
 _THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What is run as a worker.
+    """The command and environment to run as a worker.
 
     Attributes:
-        command: the program and its arguments. No shell has a part in it; ``${local_rank}`` in an argument becomes what
-            ENV_LOCAL_RANK says, if it is set.
-        env: its whole environment, but for the marks of job and worker.
+        command: the program and its arguments. No shell is involved; ``${local_rank}`` in an argument becomes the value
+            of
+            ENV_LOCAL_RANK, if it is set.
+        env: its whole environment, except for the marks of job and worker.
         rank: for which it is started; -1 for none.
         given: its standard input; None for none.
-        shown: takes what it writes to its terminal, if it has one, as it is.
+        shown: called with its unmodified output to its terminal, if it has one.
     """
 
     command: Sequence[str]
@@ -61,20 +62,21 @@ class Launch:
 
 
 class ProcessListener(Protocol):
-    """Is told what becomes of the workers. Called on the event loop.
+    """Notified of the starts and ends of workers. Called on the event loop.
 
-    Of each worker that was ordered comes either ``not_started``, or ``started``, ``exited`` and ``finished``, in this
-    order, and perhaps ``dying`` before its end.
+    For each worker ordered, either ``not_started`` is called, or ``started``, ``exited`` and ``finished``, in this
+    order,
+    and perhaps ``dying`` before its end.
     """
 
     def started(self, worker: WorkerId, process: ProcessTree) -> None:
-        """It runs. Comes before its output."""
+        """It runs. Called before its output."""
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:
-        """It could not be started; a CommandNotFoundError where its command cannot be run, wherever it is tried."""
+        """It could not be started; the error is a CommandNotFoundError if its command can be run nowhere."""
 
     def dying(self, worker: WorkerId, process: ProcessTree, status: ExitStatus | str) -> None:
-        """It is about to end, and not well; see ProcessTree."""
+        """It is about to end with a failure; see ProcessTree."""
 
     def exited(self, worker: WorkerId, process: ProcessTree, status: ExitStatus) -> None:
         """Its process is dead."""
@@ -85,12 +87,12 @@ class ProcessListener(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Stop:
-    """How a worker is to be stopped.
+    """How to stop a worker.
 
     Attributes:
-        grace_s: until SIGKILL.
-        sever: whether its connections are shut.
-        number: the signal that it gets first.
+        grace_s: until SIGKILL, seconds.
+        sever: whether to shut its connections down.
+        number: the first signal.
     """
 
     grace_s: float
@@ -104,10 +106,10 @@ class _Worker:
 
     Attributes:
         label: stands in the prefix of its output.
-        process: its own; None while it is being started.
-        stop: what is to be done as soon as there is one.
-        preparing: finds out what is to be run; None when that is known.
-        starting: starts it; None when it is there.
+        process: its process; None while it is being started.
+        stop: how to stop it as soon as it has a process.
+        preparing: finds out what to run; None once that is known.
+        starting: starts it; None once the process exists.
     """
 
     label: str
@@ -118,19 +120,21 @@ class _Worker:
 
 
 class ProcessKeeper:
-    """See above. Create and use it on the event loop's thread.
+    """Starts, stops and tracks processes of workers. Create and use it on the event loop's thread.
 
     Args:
-        sink: takes the workers' output.
-        listener: is told what becomes of them.
+        sink: receives the workers' output.
+        listener: notified of their starts and ends.
         prefix_timestamp: whether the prefix of each line begins with the time.
-        mark: stands in the environment of all that it starts.
-        warn: takes one-line reports of what went wrong and does not end the job. The log, when not given.
+        mark: is in the environment of everything started here.
+        warn: called with one-line warnings about failures that do not end the job. Default: the log.
         warm: whether workers may be forked from a warmed process, once warm_up() was called.
         preload: the modules that it imports; None to choose them by the script.
-        warm_first: whether that is not waited for: the first workers are forked, too.
-        is_watched: whether somebody looks at the progress bars of a worker of this label now.
-        on_warm: called with its process id and the seconds it took, whenever workers can be forked from now on.
+        warm_first: whether to fork the first workers, too, without waiting for that call.
+        is_watched: returns whether anybody watches the progress bars of a worker with this label now.
+        on_warm: called with the PID of the warmed process and the seconds it took, whenever workers can be forked from
+            now
+            on.
     """
 
     def __init__(
@@ -171,12 +175,13 @@ class ProcessKeeper:
     # --- one worker ------------------------------------------------------------------------------------------------
 
     def start(self, worker: WorkerId, label: str, launch: Callable[[], Coroutine[Any, Any, Launch]]) -> None:
-        """Starts a worker of which nothing is left of before. The listener is told what comes of it.
+        """Start a worker of which nothing is left from before. The listener is notified of the outcome.
 
         Args:
-            worker: which.
+            worker: the worker.
             label: stands in the prefix of its output.
-            launch: says what is run. Called once, in a task of its own; may raise LaunchError. The worker is being
+            launch: returns what to run. Called once, in a task of its own; may raise LaunchError. The worker counts as
+                being
                 started meanwhile.
         """
         assert worker not in self._workers, worker
@@ -188,7 +193,7 @@ class ProcessKeeper:
     def stop(
         self, worker: WorkerId, grace_s: float, *, sever: bool = False, number: signal.Signals = signal.SIGTERM
     ) -> None:
-        """Stops a worker, and all that it has started; see ProcessTree. Harmless when it has ended, or is unknown."""
+        """Stop a worker and all its descendants; see ProcessTree. Harmless if it has ended, or is unknown."""
         one = self._workers.get(worker)
         if one is None:
             return
@@ -201,7 +206,7 @@ class ProcessKeeper:
             one.stop.sever |= sever
 
     def kill(self, worker: WorkerId) -> None:
-        """SIGKILL to a worker, and to all that it has started."""
+        """Send SIGKILL to a worker and all its descendants."""
         one = self._workers.get(worker)
         if one is not None and one.process is not None:
             one.process.kill()
@@ -209,7 +214,7 @@ class ProcessKeeper:
             self.stop(worker, 0.0)
 
     def label(self, worker: WorkerId, label: str) -> None:
-        """From now on this stands in the prefix of its output."""
+        """Set what stands in the prefix of its output from now on."""
         one = self._workers.get(worker)
         if one is not None and one.label != label:
             one.label = label
@@ -217,44 +222,44 @@ class ProcessKeeper:
                 one.process.relabel()
 
     def runs(self, worker: WorkerId) -> bool:
-        """Whether its process is there, or about to be."""
+        """Return whether its process exists, or is about to."""
         one = self._workers.get(worker)
         return one is not None and (one.process is None or one.process.is_alive)
 
     def process(self, worker: WorkerId) -> ProcessTree | None:
-        """Its process, dead or alive; None before it was started, and when nothing is left of it."""
+        """Return its process, dead or alive; None before it was started, and when nothing is left of it."""
         one = self._workers.get(worker)
         return None if one is None else one.process
 
-    # --- all of them -----------------------------------------------------------------------------------------------
+    # --- all workers -----------------------------------------------------------------------------------------------
 
     def _processes(self) -> list[ProcessTree]:
         return [one.process for one in self._workers.values() if one.process is not None]
 
     def pass_on(self, number: signal.Signals) -> None:
-        """Sends this signal to the process of each worker that runs; see ProcessTree."""
+        """Send this signal to the process of each running worker; see ProcessTree."""
         for process in self._processes():
             process.pass_on(number)
 
     def kill_all(self) -> None:
-        """SIGKILL to all workers and to what dead ones have left behind."""
+        """Send SIGKILL to all workers, and to what dead ones have left behind."""
         for worker in self._workers:
             self.kill(worker)
 
     def pause_output(self) -> None:
-        """Reads no worker's output for now: who writes much blocks. What a dead worker has left is read at its end."""
+        """Stop reading the workers' output for now: those that write much block. A dead worker's output is read."""
         self._output_paused = True
         for process in self._processes():
             process.pause_output()
 
     def resume_output(self) -> None:
-        """Reads on."""
+        """Resume reading the workers' output."""
         self._output_paused = False
         for process in self._processes():
             process.resume_output()
 
     async def close(self) -> None:
-        """Kills what is left of the job, ends the guard. Blocks until the listener was told of every end.
+        """Kill what is left of the job, and end the guard. Blocks until every end has been reported to the listener.
 
         Harmless when repeated.
         """
@@ -278,7 +283,7 @@ class ProcessKeeper:
             process.close()
         await asyncio.gather(*(process.wait() for process in processes))
         if self._guard is not None:
-            # What carries the job's mark and no worker's: a discovery script that hangs.
+            # Processes with the job's mark but no worker's, such as a hung discovery script.
             try:
                 found = await self._scanner.find_all()
             except (OSError, MemoryError) as error:
@@ -295,16 +300,16 @@ class ProcessKeeper:
     # --- warmed processes ------------------------------------------------------------------------------------------
 
     async def prepare(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Imports what workers of this command and environment import, so that the first can be forked.
+        """Import what workers of this command and environment import, so that the first can be forked.
 
-        Blocks until it is done, or known that they will be started afresh.
+        Blocks until that is done, or it is known that they will be started afresh.
         """
         if self._closing is not None or not self._may_warm:
             return
         try:
             self._set_up()
         except LaunchError:
-            return  # whoever is started here says so
+            return  # starting a worker reports the error
         except (OSError, MemoryError, RuntimeError) as error:
             if not shortage(error):
                 raise
@@ -314,17 +319,17 @@ class ProcessKeeper:
 
     @property
     def warm(self) -> WarmStarts | None:
-        """Where workers are forked; None before the first worker, and when they all start afresh."""
+        """Where workers are forked; None before the first worker, and if all of them start afresh."""
         return self._warm
 
     def warm_up(self) -> None:
-        """Has later workers forked from a warmed process. Not before the first ones run: it would slow them down."""
+        """Fork later workers from a warmed process. Not before the first ones run, which it would slow down."""
         if self._warm is not None and self._closing is None:
             self._warm.warm_up()
 
     @property
     def guard_pid(self) -> int | None:
-        """The process id of the guard; None when there is none."""
+        """The PID of the guard; None if there is none."""
         return None if self._guard is None else self._guard.pid
 
     # --- a start ---------------------------------------------------------------------------------------------------
@@ -363,7 +368,7 @@ class ProcessKeeper:
             one.preparing = None
 
     async def _run(self, worker: WorkerId, one: _Worker, launch: Launch) -> ProcessTree:
-        """Starts its process, and the reading of its output.
+        """Start its process, and start reading its output.
 
         Raises:
             CommandNotFoundError: the command cannot be run.
@@ -390,7 +395,7 @@ class ProcessKeeper:
             one.process = process
             await self._read(worker, one, process, spawned, launch)
         except (OSError, MemoryError, RuntimeError) as error:
-            # Another host may have room. What no shortage explains is a bug, and not the host's.
+            # Another host may have room. An error that no shortage explains is a bug, not the host's fault.
             reason = shortage(error) or (isinstance(error, OSError) and in_words(error))
             if not reason:
                 raise
@@ -400,7 +405,7 @@ class ProcessKeeper:
     async def _read(
         self, worker: WorkerId, one: _Worker, process: ProcessTree, spawned: Spawned, launch: Launch
     ) -> None:
-        """Begins to read its output. Where that cannot be, blocks until nothing is left of it."""
+        """Start reading its output. If that is impossible, blocks until nothing is left of the worker."""
         try:
             output = WorkerOutput(
                 spawned.pipes,
@@ -424,7 +429,7 @@ class ProcessKeeper:
         process.forward(output)
 
     def _set_up(self) -> tuple[GuardLink, Tether]:
-        """What ends processes when this one is dead; and where workers are forked, if they may be."""
+        """Set up what ends the processes when this one dies, and where workers are forked, if they may be."""
         if self._guard is None:
             let_children_be_reaped()
             self._guard = GuardLink(self._mark, self._warn)
@@ -450,17 +455,17 @@ class ProcessKeeper:
         tether: Tether,
         given: Given | None,
     ) -> tuple[Spawned, str]:
-        """Starts a process. Returns it, and why it is not as it should be; "" when it is."""
+        """Start a process. Returns it, and why it is not bound to processors as asked; "" if it is."""
         forked = self._warm.fork(command, env, given) if self._warm is not None else None
         if forked is None:
-            # A forked worker does this itself: the warmed process's command is that of all.
+            # A forked worker does this itself: the warmed process has the command of all.
             own = env.get(ENV_LOCAL_RANK)
             words = command if own is None else [word.replace("${local_rank}", own) for word in command]
             spawned = spawn(worker, words, env, tether, given)
         else:
             spawned = forked
         try:
-            # Now, that is before it has threads: each is bound as the one that starts it.
+            # Now, before it has threads: each inherits the binding of the one that starts it.
             bind(spawned.popen.pid, env)
         except LaunchError as error:
             return spawned, f"{error}; they run unbound"

@@ -1,16 +1,16 @@
-"""Cuts a worker's output into lines, and knows the newest state of a progress bar.
+"""Cuts a worker's output into lines, and tracks the newest state of a progress bar.
 
-Pure: bytes and times in, lines and states out. A newline ends a line, and so does a carriage return with a newline
-behind it. Any other carriage return begins the line anew, as on a terminal: of such a line only the last text counts. A
+Pure: takes bytes and times, returns lines and states. A newline ends a line, and so does a carriage return followed by
+a newline. Any other carriage return starts the line over, as on a terminal: of such a line only the last text counts. A
 stream that never has one, nor moves the cursor up, is split at its newlines, and costs no more than that.
 
 Bars in several rows (nested ones of tqdm, those of rich) go up again over rows that have ended. So a row that was
-redrawn waits for a moment after its newline, until it is clear whether the cursor comes back. What was never redrawn
-waits for nothing, and takes all rows above it along: lines keep their order.
+redrawn waits for a moment after its newline, until it is clear whether the cursor comes back. A row that was never
+redrawn does not wait, and ends all rows above it, too: lines keep their order.
 
-Only what bars do is known here: carriage returns, the cursor up and down by some rows, erasing, colours, and what
-changes no text (titles, whether the cursor is seen). At anything else all rows end, and the line goes on as it is,
-carriage returns included, until its newline: it may be no bar, and no output is lost for one.
+Only what bars use is understood: carriage returns, moving the cursor up and down by some rows, erasing, colours, and
+sequences that change no text (titles, visibility of the cursor). At anything else all rows end, and the line continues
+unmodified, carriage returns included, until its newline: it may not be a bar, and no output must be lost.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
-# A line longer than this is passed on in pieces, so that output without newlines cannot fill the memory.
+# A longer line is passed on in pieces, so that output without newlines cannot fill the memory.
 MAX_LINE = 65536
 # The cursor comes back at once, in the same write or in the next one.
 _COMES_BACK_S = 0.25
-# A bar that erases its rows (rich) keeps them until its next frame, or so long: rich draws four frames a second.
+# A bar that erases its rows (rich) keeps them until its next frame, or so long: rich draws four frames per second.
 _NEXT_FRAME_S = 1.0
 _MOST_ROWS = 64
-# Sequences that wait for the text behind them; no bar has that many.
+# Bytes of sequences that wait for the text after them; no bar has that many.
 _MOST_PENDING = 256
 
 _CONTROL = rb"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]"
 _COLOUR = rb"\x1b\[[0-9;:]{0,64}m"
-# Whether the cursor is seen and the like; titles, links and progress for the terminal's frame; sets of characters.
+# Visibility of the cursor and the like; titles, links and progress for the terminal's frame; character sets.
 _INERT = (
     rb"\x1b\[\?[0-9;]{1,64}[hl]"
     rb"|\x1b\][^\x07\x1b\r\n]{0,1024}(?:\x07|\x1b\\)"
@@ -45,20 +45,20 @@ _TOKEN = re.compile(
     rb"|\x1b\[(?P<number>[0-9]{0,2})(?P<move>[ABEFGJK])"
     rb"|(?P<unknown>\x1b)"
 )
-# The beginning of one of these, at the end of what has come.
+# The beginning of one of these, at the end of the data so far.
 _UNFINISHED = re.compile(rb"\x1b(?:\[[0-?]{0,65}|\][^\x07\x1b\r\n]{0,1024}\x1b?|[ -/])?\Z")
 _LONGEST_UNFINISHED = 1027
 # What may begin a bar. Without it nothing is erased, and there is no row to go down to.
 _BEGINS_BAR = re.compile(rb"\r|\x1b\[(?:[0-9]{0,2}[AF]|[01]?G)")
 _SHOWS_CURSOR = b"\x1b[?25h"
-# What is no part of one line of text: all escape sequences but colours, and control characters but tabs.
+# Not part of a line of text: all escape sequences except colours, and control characters except tabs.
 _NO_TEXT = re.compile(rb"(?!" + _COLOUR + rb")(?:" + _INERT + rb"|\x1b\[[0-?]*[ -/]*[@-~]?|\x1b|" + _CONTROL + rb")")
-# Printed behind whatever stands in the line, as bars leave it open.
+# Printed after whatever stands in the line, since bars leave it open.
 _TRACEBACK = re.compile(rb"(?:\[rank\d+\]: )?Traceback \(most recent call last\):")
 
 
 class _Next(Enum):
-    """What comes of a row's text when more is written there."""
+    """What happens to a row's text when more is written there."""
 
     STAYS = auto()
     OVERWRITTEN = auto()  # after a carriage return
@@ -70,14 +70,14 @@ class _Row:
     """A line as far as it is written.
 
     Attributes:
-        text: what it holds, with all sequences that came there.
-        is_blank: whether that shows nothing.
-        next: what comes of that.
+        text: its content, with all sequences written there.
+        is_blank: whether the text shows nothing.
+        next: what happens to the text at the next write.
         is_redrawn: whether its text was written over another, or over nothing after a carriage return.
-        returned: whether there was a carriage return at all.
+        returned: whether there was any carriage return.
         reentered: whether the cursor went up to it.
         erased: whether it was erased at some time.
-        pending: sequences for what is written next, where that begins the text anew.
+        pending: sequences for what is written next, if that starts the text over.
         left_at: when the cursor left it downwards, seconds; None while it is there, or may be expected.
     """
 
@@ -93,21 +93,21 @@ class _Row:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is an ordinary line, for which nobody waits."""
+        """Whether it is an ordinary line, which need not wait."""
         return not self.is_redrawn and not self.erased
 
     @property
     def is_open_line(self) -> bool:
-        """Whether it has text that no bar has drawn, nor is about to."""
+        """Whether it has text that no bar has drawn, or is about to draw."""
         return self.is_plain and not self.returned and not self.is_blank
 
     @property
     def whole(self) -> bytes:
-        """Its text with the sequences behind it: nothing else follows."""
+        """Its text with the pending sequences, as if nothing else followed."""
         return self.text + self.pending
 
     def write(self, text: bytes) -> None:
-        """Text comes, without line ends and without sequences."""
+        """Write text without line ends and sequences."""
         if self.next is _Next.STAYS:
             self.text += text
             self.is_blank = self.is_blank and not text.strip()
@@ -118,7 +118,7 @@ class _Row:
             self.is_blank = not text.strip()
 
     def add(self, sequence: bytes) -> None:
-        """An escape sequence comes that changes no text."""
+        """Write an escape sequence that changes no text."""
         if self.next is _Next.STAYS:
             self.text += sequence
         elif len(self.pending) + len(sequence) > _MOST_PENDING:
@@ -127,19 +127,19 @@ class _Row:
             self.pending += sequence
 
     def return_carriage(self) -> None:
-        """The cursor goes to the row's beginning."""
+        """Move the cursor to the row's beginning."""
         if self.next is _Next.STAYS and self.text and self.is_blank:
-            self.clear()  # tqdm wipes its bar so, and an ordinary line may follow
+            self.clear()  # tqdm wipes its bar like this, and an ordinary line may follow
         else:
             self.next = _Next.OVERWRITTEN
         self.returned = True
 
     def erase(self, sequence: bytes, number: int) -> None:
-        """The row is erased from the cursor on (0), or as a whole (2): that changes nothing where no bar is.
+        """Erase the row from the cursor on (0), or as a whole (2): if there is no bar, its text stays.
 
         Args:
-            sequence: that does so.
-            number: in it.
+            sequence: the escape sequence.
+            number: the number in it.
         """
         is_bar = self.returned or self.reentered or self.erased
         if is_bar and (number == 2 or (number == 0 and (self.next is not _Next.STAYS or not self.text))):
@@ -149,43 +149,43 @@ class _Row:
             self.add(sequence)
 
     def clear(self) -> None:
-        """Nothing is there any more, but what has come for the text that follows."""
+        """Clear the row, except for sequences that wait for the next text."""
         self.text, self.next, self.is_redrawn, self.pending = self.pending, _Next.STAYS, False, b""
         self.is_blank = True
 
 
 class LineReader:
-    """Cuts a stream of bytes into lines; how the bytes were divided over the reads makes no difference to them.
+    """Cuts a stream of bytes into lines; how the bytes were divided into reads makes no difference to them.
 
     Args:
-        max_line: the longest, in bytes; what is longer comes in pieces.
+        max_line: the longest line, in bytes; a longer one comes in pieces.
     """
 
     def __init__(self, max_line: int = MAX_LINE) -> None:
         self._max_line = max_line
-        self._cut = b""  # a carriage return, or the beginning of an escape sequence, at the end of what has come
-        self._rest = bytearray()  # the line that has not ended, where nothing is redrawn
-        self._is_raw = False  # it goes on as it is until its newline, whatever comes
-        self._rows: list[_Row] = []  # else this, from the top on
-        self._at = 0  # the cursor's
+        self._cut = b""  # a carriage return, or the beginning of an escape sequence, at the end of the data so far
+        self._rest = bytearray()  # the unended line, if nothing is redrawn
+        self._is_raw = False  # whether it continues unmodified until its newline
+        self._rows: list[_Row] = []  # otherwise the rows, from the top
+        self._at = 0  # the cursor's row
         self._depth = 0  # rows by which the cursor went up last
-        self._newest: _Row | None = None  # that was redrawn
+        self._newest: _Row | None = None  # the row redrawn last
 
     @property
     def unended(self) -> list[bytes]:
-        """The lines that would end if the stream did now."""
+        """The lines that would end if the stream ended now."""
         if self._rows:
             return self._lines_of(self._rows, at_end=True)
         return self._pieces(bytes(self._rest)) if self._rest else []
 
     @property
     def has_bar(self) -> bool:
-        """Whether something is redrawn, or has been and may be again: else there is no state, and nothing is due."""
+        """Whether anything is redrawn, or has been and may be again: otherwise it has no state, and nothing is due."""
         return bool(self._rows) or (self._cut == b"\r" and not self._is_raw)
 
     @property
     def state(self) -> bytes:
-        """What the newest bar of the stream shows, one line of text and colours; b"" where there is none."""
+        """The text of the newest bar of the stream, one line with its colours; b"" if there is none."""
         if not self._rows:
             return _clean(bytes(self._rest)) if self.has_bar else b""
         for row in (self._newest, *reversed(self._rows)):
@@ -195,14 +195,14 @@ class LineReader:
 
     @property
     def due(self) -> float | None:
-        """When :meth:`look` has something to do, seconds of the same clock; None for never."""
+        """When :meth:`look` is to be called, seconds of the same clock; None for never."""
         return min((self._waits_until(row) for row in self._rows[: self._at] if row.left_at is not None), default=None)
 
     def feed(self, data: bytes, now: float) -> list[bytes]:
-        """The lines that end in ``data``, without their ends.
+        """Return the lines that end in ``data``, without their line ends.
 
         Args:
-            data: what has come.
+            data: the next bytes of the stream.
             now: the time, in seconds of a monotonic clock.
         """
         if b"\r" not in data and b"\x1b" not in data and not self._rows and not self._cut:
@@ -241,14 +241,14 @@ class LineReader:
         return lines
 
     def look(self, now: float) -> list[bytes]:
-        """The rows to which the cursor has not come back: they are lines by now."""
+        """Return the rows to which the cursor has not come back, as lines."""
         over = [index for index, row in enumerate(self._rows[: self._at]) if self._waits_until(row) <= now]
         lines = self._end_rows(over[-1] + 1) if over else []
         self._go_on_plainly()
         return lines
 
     def flush(self) -> list[bytes]:
-        """What has not ended: the stream has."""
+        """Return the unended lines, since the stream has ended."""
         if self._cut != b"\r":
             if self._rows:
                 self._rows[self._at].add(self._cut)
@@ -298,10 +298,10 @@ class LineReader:
     # --- rows that are redrawn -------------------------------------------------------------------------------------
 
     def _draw(self, data: bytes, start: int, now: float, lines: list[bytes]) -> int:
-        """Carries out what ``data`` says from ``start`` on, and adds what ends to ``lines``.
+        """Carry out ``data`` from ``start`` on, and append ended lines to ``lines``.
 
         Returns:
-            as far as that went: to the end, or to what is no bar's.
+            the position reached: the end, or something that no bar uses.
         """
         for token in _TOKEN.finditer(data, start):
             text, row = token[0], self._rows[self._at]
@@ -330,7 +330,7 @@ class LineReader:
         return len(data)
 
     def _end_row(self, now: float) -> list[bytes]:
-        """A newline has come."""
+        """Handle a newline. Returns the lines that end with it."""
         row = self._rows[self._at]
         row.text, row.pending = row.whole, b""
         row.left_at = now
@@ -341,7 +341,7 @@ class LineReader:
             self._rows[self._at].next = _Next.ANEW
         if row.returned and row.is_blank:
             row.clear()
-        # Where nothing is written, the cursor may be on its way to a bar further down.
+        # If nothing is written, the cursor may be on its way to a bar further down.
         if row.is_plain and (row.text or all(above.is_plain for above in self._rows[: self._at])):
             self._depth = 0
             return self._end_rows(self._at)
@@ -357,7 +357,7 @@ class LineReader:
         return row.left_at + (_NEXT_FRAME_S if is_kept else _COMES_BACK_S)
 
     def _end_rows(self, count: int) -> list[bytes]:
-        """So many rows from the top on are lines from now on."""
+        """Turn so many rows from the top into lines."""
         lines = self._lines_of(self._rows[:count])
         del self._rows[:count]
         self._at = max(0, self._at - count)
@@ -374,7 +374,7 @@ class LineReader:
         return lines
 
     def _give_up(self) -> list[bytes]:
-        """What is in the cursor's row is not a bar, or no longer: the other rows end, and it goes on as it is."""
+        """Treat the cursor's row as not a bar, or no longer one: the other rows end, and it continues unmodified."""
         row = self._rows.pop(self._at)
         lines = self._lines_of(self._rows)
         text = row.text + (b"" if row.next is _Next.STAYS else b"\r") + row.pending
@@ -384,7 +384,7 @@ class LineReader:
         return lines + pieces
 
     def _go_on_plainly(self) -> None:
-        """Where nothing is redrawn any more, lines are split again."""
+        """Split at newlines again if nothing is redrawn any more."""
         if len(self._rows) == 1:
             row = self._rows[0]
             if row.is_plain and not row.returned and row.next is _Next.STAYS:
@@ -394,10 +394,10 @@ class LineReader:
     def _end_bars(self) -> None:
         self._rows, self._newest, self._at, self._depth = [], None, 0, 0
 
-    # --- where the cursor goes -------------------------------------------------------------------------------------
+    # --- moving the cursor -----------------------------------------------------------------------------------------
 
     def _steer(self, token: re.Match[bytes], now: float, lines: list[bytes]) -> bool:
-        """Carries out what moves the cursor, or erases; False where a bar does no such thing."""
+        """Carry out a move of the cursor, or an erasure. Returns False for one that bars do not use."""
         move, count = token["move"], int(token["number"] or b"0")
         row = self._rows[self._at]
         match move:
@@ -421,8 +421,8 @@ class LineReader:
         return True
 
     def _go_up(self, count: int) -> list[bytes]:
-        """The cursor goes up, over rows that have been passed on where there are too few."""
-        # What no bar has drawn was there first, and nothing is written over it unseen.
+        """Move the cursor up, over rows already passed on if there are too few. Returns the lines that end."""
+        # Text that no bar has drawn was there first, and must not be overwritten unseen.
         lines = self._end_rows(self._at + 1) if self._rows[self._at].is_open_line else None
         missing = count - (self._at if lines is None else 0)
         above = [_Row(returned=True) for _ in range(min(missing, _MOST_ROWS - len(self._rows)))]
@@ -437,7 +437,7 @@ class LineReader:
         return lines or []
 
     def _go_down(self, count: int, now: float) -> list[bytes]:
-        """The cursor goes down, over rows that are there."""
+        """Move the cursor down, over existing rows. Returns the lines that end."""
         end = min(self._at + count, len(self._rows) - 1)
         for row in self._rows[self._at : end]:
             row.left_at = now
@@ -447,7 +447,7 @@ class LineReader:
 
 
 def _divide(text: bytes) -> list[bytes]:
-    """What a bar's row shows, and the traceback behind it, if there is one."""
+    """Return the text of a bar's row, and the traceback after it, if there is one."""
     text = _clean(text)
     traceback = _TRACEBACK.search(text)
     if traceback is None or not traceback.start():
@@ -456,5 +456,5 @@ def _divide(text: bytes) -> list[bytes]:
 
 
 def _clean(text: bytes) -> bytes:
-    """On one line, with its colours."""
+    """Return the text as one line, with its colours."""
     return _NO_TEXT.sub(b"", text).rstrip()

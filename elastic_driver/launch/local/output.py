@@ -1,6 +1,6 @@
 """A worker's output on its way to the user: cut into lines, prefixed, and passed on.
 
-Owns the reading ends of the pipes. Works on bytes, so a character that comes in two reads stays whole.
+Owns the read ends of the pipes. Works on bytes, so a character divided over two reads stays whole.
 """
 
 from __future__ import annotations
@@ -20,56 +20,56 @@ from elastic_driver.launch.words import OutputSink, Stream
 from elastic_driver.words import Bar
 
 BAR_PERIOD_S = 0.25
-"""Between two states of a bar that somebody looks at: 4 Hz is what an eye follows."""
+"""Between two states of a bar that is being watched: 4 Hz is what an eye can follow."""
 
 BAR_LINE_PERIOD_S = 10.0
 """Between two states that are kept as lines, in files and pipes."""
 
 BAR_AWAY_S = 0.5
-"""How long nothing is there before a bar has gone."""
+"""How long a bar must be away to count as gone."""
 
 # One read empties a pipe of the usual size.
 _READ_SIZE = 65536
-# While something is redrawn: 64 KiB of short rows take 0.3 s (measured), in which the loop does nothing else.
+# While something is redrawn: 64 KiB of short rows take 0.3 s (measured), which block the loop.
 _READ_SIZE_OF_BARS = 4096
-# What is read at once when a worker has died: its pipes hold no more than this unless somebody enlarged them, and a
-# descendant that goes on writing must not hold up the news.
+# Read at once when a worker has died: its pipes hold no more than this unless they were enlarged, and a descendant that
+# continues to write must not delay the report.
 _READ_AT_ONCE = 2 << 20
 _LAST_LINES = 20
-# Differs from all: none has a carriage return.
+# Differs from all states: none has a carriage return.
 _NO_STATE = b"\r"
 _LAST_LINE_SIZE = 2000
 
 
 class BarPace:
-    """When a bar's state is passed on: as long as somebody looks, some times a second; as a line now and then.
+    """Decides when a bar's state is passed on: some times per second while watched; as a line now and then.
 
-    A bar has gone when it was away for a moment: tqdm wipes its own for each message, and draws it again below.
+    A bar counts as gone when it was away for a moment: tqdm wipes its own for each message, and draws it again below.
     """
 
     def __init__(self) -> None:
         self._shown, self._shown_at = b"", -math.inf
-        self._is_watched = False  # while that was passed on
+        self._is_watched = False  # at that time
         self._line, self._line_at = b"", math.inf
         self._away_at = math.inf  # since when there is no state
 
     @property
     def is_shown(self) -> bool:
-        """Whether a state was passed on, and not that it has gone."""
+        """Whether a state was passed on, and not yet that it is gone."""
         return bool(self._shown)
 
     def again(self) -> None:
-        """What was passed on is wrong by now, as the worker's rank is another one."""
+        """Have the state passed on again, since the worker's rank has changed."""
         if self._shown:
             self._shown, self._shown_at = _NO_STATE, -math.inf
 
     def take(self, state: bytes, now: float, *, is_watched: bool) -> tuple[bytes, bool] | None:
-        """What is passed on now, and whether that is a line; None for nothing.
+        """Return the state to pass on now, and whether as a line; None for nothing.
 
         Args:
-            state: of the bar; b"" where there is none.
+            state: of the bar; b"" if there is none.
             now: the time, in seconds of a monotonic clock.
-            is_watched: whether somebody looks.
+            is_watched: whether the bar is being watched.
         """
         if state:
             self._away_at = math.inf
@@ -91,7 +91,7 @@ class BarPace:
         return wanted, False
 
     def due(self, state: bytes, *, is_watched: bool) -> float:
-        """When the next one is, if the state stays as it is; infinite for never."""
+        """Return when the next state is due, if it does not change; infinite for never."""
         is_news = self._wanted(state, is_watched=is_watched) != self._shown
         news_at = self._shown_at + BAR_PERIOD_S if is_news else math.inf
         if state:
@@ -101,25 +101,26 @@ class BarPace:
         return max(self._away_at + BAR_AWAY_S, news_at if is_news else 0.0)
 
     def _wanted(self, state: bytes, *, is_watched: bool) -> bytes:
-        """What whoever looks should see; who looks no more sees nothing, and a line stays for those who never did."""
+        """Return the state to show: nothing to those that stopped watching; others keep the last line."""
         if is_watched or not state:
             return state
         return b"" if self._is_watched else self._shown
 
 
 class WorkerOutput:
-    """Reads one worker's two pipes on the running loop and passes on what comes.
+    """Reads one worker's two pipes on the running loop, and passes their lines on.
 
     Args:
-        descriptors: the reading ends; owned from now on.
+        descriptors: the read ends; owned from now on.
         worker: whose they are.
-        sink: takes the lines. What it raises is reported once and does not end the reading, or the worker would block.
-        label: tells what stands in the prefix now.
+        sink: receives the lines. An error in it is reported once and does not end the reading, or the worker would
+            block.
+        label: returns the present label, for the prefix.
         prefix_timestamp: whether the prefix begins with the time.
-        warn: takes reports of what went wrong.
+        warn: called with warnings.
         paused: whether nothing is read until :meth:`resume`.
-        shown: takes what comes as "stdout" as it is, too, where that is a terminal; None for nobody.
-        is_watched: whether somebody looks at the bars of a worker of this label now.
+        shown: also called with the unmodified data of "stdout", if that is a terminal; None for none.
+        is_watched: returns whether anybody watches the bars of a worker with this label now.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class WorkerOutput:
 
     @property
     def last_lines(self) -> Sequence[str]:
-        """The end of stderr, or of stdout when nothing came there; 20 lines at most, the unfinished one included."""
+        """The end of stderr, or of stdout if stderr is empty; at most 20 lines, including the unfinished one."""
         for stream in ("stderr", "stdout"):
             if stream not in self._last:
                 continue
@@ -168,38 +169,38 @@ class WorkerOutput:
         return []
 
     def read_available(self) -> None:
-        """Passes on what the pipes hold now, without waiting for more."""
+        """Pass on what the pipes hold now, without waiting for more."""
         for stream in tuple(self._open):
             size = 0
             while size < _READ_AT_ONCE and (count := self._read(stream)):
                 size += count
 
     def pause(self) -> None:
-        """Reads nothing more, so that the worker blocks when its pipes are full. What it leaves at its end is read."""
+        """Stop reading, so that the worker blocks when its pipes are full. What it leaves at its end is read."""
         if not self._paused:
             self._paused = True
             for descriptor in self._open.values():
                 self._loop.remove_reader(descriptor)
 
     def resume(self) -> None:
-        """Reads on."""
+        """Resume reading."""
         if self._paused:
             self._paused = False
             for stream, descriptor in self._open.items():
                 self._loop.add_reader(descriptor, self._read, stream)
 
     def relabel(self) -> None:
-        """The label is another one: what stands of its bars on terminals is drawn anew, or goes."""
+        """Redraw or remove its bars on terminals, since the label has changed."""
         for stream, pace in tuple(self._paces.items()):
             pace.again()
             self._follow_bar(stream)
 
     async def wait_ended(self, timeout_s: float) -> None:
-        """Blocks until both streams have ended, or the time is over."""
+        """Wait until both streams have ended, for at most timeout_s seconds."""
         await asyncio.wait((self._ended,), timeout=timeout_s)
 
     def close(self) -> None:
-        """Passes on what is left and closes everything. Harmless when repeated."""
+        """Pass on what is left, and close everything. Harmless when repeated."""
         self.read_available()
         for stream in tuple(self._open):
             self._end(stream)
@@ -214,7 +215,7 @@ class WorkerOutput:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
-            if self._shown is None or error.errno != errno.EIO:  # which is how a terminal ends
+            if self._shown is None or error.errno != errno.EIO:  # EIO is how a terminal ends
                 self._warn(f"cannot read a worker's {stream}: {in_words(error)}")
             data = b""
         if data:
@@ -240,7 +241,7 @@ class WorkerOutput:
             self._ended.set_result(None)
 
     def _follow_bar(self, stream: Stream) -> None:
-        """Passes on what its bar shows, when it is time for that."""
+        """Pass on its bar's state, if it is due."""
         reader, pace = self._readers[stream], self._paces.setdefault(stream, BarPace())
         state, is_watched = reader.state, self._is_watched(self._label())
         if news := pace.take(state, self._loop.time(), is_watched=is_watched):

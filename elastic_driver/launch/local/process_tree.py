@@ -1,10 +1,10 @@
-"""A worker's process on this machine, and all that it starts: what it writes, how it ends, and that nothing is left.
+"""A worker's process on this machine, and all its descendants: its output, its end, and that nothing is left.
 
-Owns the process, its pipes and its tree. Decides nothing: when a worker is started or stopped is said by the keeper's
-owner (:mod:`elastic_driver.launch.local.keeper`).
+Owns the process, its pipes and its tree. Decides nothing: the owner of the keeper says when a worker is started or
+stopped (:mod:`elastic_driver.launch.local.keeper`).
 
-A dead worker stays a zombie until all it started is gone. Its process id, and with it its session's, can therefore
-not be given to a stranger while the session is being killed.
+A dead worker stays a zombie until all its descendants are gone. Its PID, and with it its session's id, can therefore
+not be reused by a stranger while the session is being killed.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ from elastic_driver.system.tasks import start_task
 
 _log = logging.getLogger(__name__)
 
-# What the children of a worker that ended by itself get between SIGTERM and SIGKILL. Not 0: multiprocessing's resource
+# Grace between SIGTERM and SIGKILL for the children of a worker that ended by itself. Not 0: multiprocessing's resource
 # tracker removes the dead worker's shared memory in this time.
 LEFTOVER_GRACE_S = 1.0
-# How long output is waited for that a descendant outside of our reach could still write.
+# How long to wait for output that a descendant out of our reach could still write.
 _OUTPUT_END_S = 1.0
-# A SIGKILLed process can linger in the kernel (a dead network disc); then it is left behind, with a warning.
+# A SIGKILLed process can linger in the kernel (a dead network disk); then it is left behind, with a warning.
 _KILL_S = 5.0
-# When one thread has ended, the first one, which knows the exit code, is on its way: how often to look for that.
+# When one thread has ended, the first one, which knows the exit code, is about to: how often to look for that.
 _LOOK_S = 0.001
 _LOOKS = 50
-# Who blocks a signal for longer than that waits for it.
+# A process that blocks a signal for longer than that is waiting for it.
 _BLOCKED_LOOK_S = 0.01
 _BLOCKED_LOOKS = 20
 _Found = dict[str, list[psutil.Process]]  # by worker key
 
 
 class JobScanner:
-    """Looks for the job's processes in a thread, once for all who ask at the same time.
+    """Looks for the job's processes in a thread, once for all requests made at the same time.
 
     Args:
-        mark: stands in the environment of all of them.
-        pool: has the thread.
+        mark: is in the environment of all of them.
+        pool: provides the thread.
     """
 
     def __init__(self, mark: str, pool: ThreadPoolExecutor) -> None:
@@ -84,17 +84,17 @@ class JobScanner:
         self._leaders.pop(key, None)
 
     async def find(self, key: str) -> list[psutil.Process]:
-        """The living processes of one worker, as of a scan that began after this call."""
+        """Return the living processes of one worker, as of a scan that began after this call."""
         return (await self.find_all()).get(key, [])
 
     async def sever(self, key: str, endpoints: Iterable[tuple[str, int]] | None = None) -> None:
-        """Shuts the connections of the living processes of one worker: all, or those with one of these ends."""
+        """Shut down the connections of one worker's living processes: all, or those with one of these ends."""
         pids = [process.pid for process in await self.find(key)]
         ends = None if endpoints is None else frozenset(endpoints)
         await asyncio.get_running_loop().run_in_executor(self._pool, sever, pids, ends)
 
     async def find_all(self) -> _Found:
-        """The living processes of the job by worker key."""
+        """Return the living processes of the job by worker key."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._scan(self._running))
         return await asyncio.shield(self._next)
@@ -102,14 +102,14 @@ class JobScanner:
     async def _scan(self, before: asyncio.Task[_Found] | None) -> _Found:
         if before is not None:
             await asyncio.wait((before,))
-        # Who asks from here on may have seen something that this scan does not show.
+        # Requests from here on may follow events that this scan does not show.
         self._running, self._next = self._next, None
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, find_processes, self._mark, dict(self._leaders))
 
 
 def _abort(pid: int) -> None:
-    """SIGABRT to the main thread of a process, where one can be named (Linux 6.9), else to whichever takes it.
+    """Send SIGABRT to the main thread of a process, if the kernel allows it (Linux 6.9), else to any thread.
 
     Without worker/rounds/stacks.py that thread reads all others' frames: any but the main one could crash over it.
     """
@@ -125,23 +125,25 @@ def _abort(pid: int) -> None:
 
 
 class ProcessTree:
-    """A worker's process, from its start until nothing is left of what it has started.
+    """A worker's process, from its start until nothing is left of its descendants.
 
     Args:
-        worker: which.
+        worker: the worker.
         spawned: its process.
-        scanner: finds what it has started.
-        guard: ends all that when this process is dead.
-        oom_kills: says whether the kernel's OOM killer was its end.
-        warn: takes one-line reports of what went wrong.
+        scanner: finds its descendants.
+        guard: ends all of them when this process dies.
+        oom_kills: knows whether the kernel's OOM killer ended it.
+        warn: called with one-line warnings.
 
     Attributes:
-        exited: done at the moment the process is dead; what it wrote until then has been passed on.
-        dying: done when it is known that the process ends and not well, though it may take seconds until it is dead:
-            with what, or in words when that is not known yet (it dumps its core). Cancelled when it is dead without
+        exited: done at the moment the process is dead; its output until then has been passed on.
+        dying: done when it is known that the process is about to end with a failure, though it may take seconds until
+            it is
+            dead: with its status, or in words if that is not known yet (it dumps its core). Cancelled if it is dead
+                without
             that.
-        finished: done when it is dead, what it started is gone, and its output is read to the end. A descendant that
-            nobody can find or kill does not hold that for longer than a few seconds.
+        finished: done when it is dead, its descendants are gone, and its output is read to the end. A descendant that
+            cannot be found or killed delays that for no longer than a few seconds.
     """
 
     def __init__(
@@ -166,7 +168,7 @@ class ProcessTree:
         self._scanner = scanner
         self._guard = guard
         self._oom_kills = oom_kills
-        self._note: str | None = None  # of its end, once that was seen
+        self._note: str | None = None  # of its end, once observed
         self._warn = warn
         self._output: WorkerOutput | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -180,34 +182,35 @@ class ProcessTree:
         guard.started(self.pid)
 
     def forward(self, output: WorkerOutput) -> None:
-        """Takes over the reading of its output."""
+        """Take over the reader of its output."""
         self._output = output
 
     def pause_output(self) -> None:
-        """Its pipes are not read for now."""
+        """Stop reading its pipes for now."""
         if self._output is not None:
             self._output.pause()
 
     def resume_output(self) -> None:
-        """They are again."""
+        """Resume reading its pipes."""
         if self._output is not None:
             self._output.resume()
 
     def relabel(self) -> None:
-        """The label of its output is another one."""
+        """Update its bars, since the label of its output has changed."""
         if self._output is not None:
             self._output.relabel()
 
     @property
     def last_lines(self) -> Sequence[str]:
-        """The end of its stderr, or of its stdout when it wrote nothing there."""
+        """The end of its stderr, or of its stdout if it wrote nothing there."""
         return () if self._output is None else self._output.last_lines
 
     def watch_threads(self, pid: int, thread: int) -> None:
-        """Takes which process called ``init()``, and one of its threads that lives as long as its first one.
+        """Record which process called ``init()``, and one of its threads that lives as long as its first one.
 
-        Watches these two threads for ``dying``, unless that is another process than this (the command is a shell, say),
-        it is done already, or the system cannot tell of a thread's end.
+        Watches these two threads for ``dying``, unless that process is another than this one (for example if the
+        command is a
+        shell), ``dying`` is done already, or the system cannot report a thread's end.
         """
         self._script_pid = pid
         if pid != self.pid or self._unwatch or self.dying.done() or self.exited.done():
@@ -221,14 +224,14 @@ class ProcessTree:
         self._unwatch = tuple(watches)
 
     def kill_hung(self, *, stacks_s: float, exits: bool) -> bool:
-        """Kills the whole tree, and has the process that called ``init()`` print before where its threads are.
+        """Kill the whole tree, after the process that called ``init()`` has printed its threads' stacks.
 
         Args:
-            stacks_s: for how long at most the stacks are waited for; 0 to print none.
-            exits: whether to spare a worker whose script has ended: a shell that runs it may go on after its end.
+            stacks_s: how long to wait for the stacks at most, seconds; 0 to print none.
+            exits: whether to spare a worker whose script has ended: a shell that runs it may continue after its end.
 
         Returns:
-            False when it was spared, or is dead already.
+            False if it was spared, or is dead already.
         """
         if self.exited.done() or (exits and not self._runs_script()):
             return False
@@ -243,16 +246,16 @@ class ProcessTree:
         self.kill()
 
     def _runs_script(self) -> bool:
-        """Whether the process that called init() is there."""
+        """Return whether the process that called init() exists."""
         with contextlib.suppress(OSError):
             return self._script_pid is not None and os.getsid(self._script_pid) == self.pid
         return False
 
     async def _print_stacks(self, limit_s: float) -> None:
-        """Has that process print where its threads are, which ends it. Blocks until it has, for ``limit_s`` at most."""
+        """Have that process print its threads' stacks, which ends it. Blocks until then, at most for ``limit_s``."""
         pid = self._script_pid or self.pid
-        # At the first signal who has Python's lock prints the stacks, at the second whoever takes it. A stopped process
-        # takes it when it goes on.
+        # At the first signal the thread with Python's lock prints the stacks, at the second whichever thread takes it.
+        # A stopped process takes it when it continues.
         for _ in range(2):
             with contextlib.suppress(OSError):
                 if not self.exited.done() and os.getsid(pid) == self.pid:
@@ -261,7 +264,7 @@ class ProcessTree:
                     await asyncio.wait([self.exited], timeout=limit_s / 2)
 
     def _look_if_dying(self, looks: int = _LOOKS) -> None:
-        """A thread has ended: with the process, or, if it called exec, without it."""
+        """Check for ``dying`` after a thread has ended: with the process, or without it if it called exec."""
         if self.dying.done() or self.exited.done():
             return
         status = dying(self.pid)
@@ -275,18 +278,19 @@ class ProcessTree:
             self.dying.set_result(status if isinstance(status, str) else self._noted(status))
 
     async def wait(self) -> ExitStatus:
-        """Blocks until it is dead, what it started is gone, and its output is read to the end."""
+        """Wait until it is dead, its descendants are gone, and its output is read to the end."""
         return await asyncio.shield(self.finished)
 
     def stop(self, grace_s: float, *, sever: bool = False, number: signal.Signals = signal.SIGTERM) -> None:
-        """A signal to the whole tree, after ``grace_s`` SIGKILL to what is left.
+        """Send a signal to the whole tree, and SIGKILL to what is left after ``grace_s``.
 
-        Harmless when repeated. A later call with a nearer deadline shortens the grace, and sends no other signal.
+        Harmless when repeated. A later call with an earlier deadline shortens the grace, and sends no other signal.
 
         Args:
-            grace_s: how long, seconds.
-            sever: whether its connections are shut too, where the system lets us: who waits for a lost peer in a
-                collective gets an error at once, and can still tidy up.
+            grace_s: the grace, seconds.
+            sever: whether to shut its connections down, too, if the system permits: a thread that waits for a lost peer
+                in a
+                collective gets an error at once, and can still clean up.
             number: the signal.
         """
         self._end_tree_within(grace_s, number)
@@ -294,8 +298,8 @@ class ProcessTree:
             start_task(self.sever())
 
     async def sever(self, endpoints: Iterable[tuple[str, int]] | None = None) -> None:
-        """Shuts the connections of the tree: all, or those that have one of these ends (addresses and ports)."""
-        with contextlib.suppress(OSError, MemoryError):  # who waits there hangs until it is killed
+        """Shut down the connections of the tree: all, or those with one of these ends (addresses and ports)."""
+        with contextlib.suppress(OSError, MemoryError):  # threads that wait there hang until they are killed
             await self._scanner.sever(self.worker.key, endpoints)
 
     @property
@@ -309,16 +313,17 @@ class ProcessTree:
         return self._kill_at < math.inf
 
     def pass_on(self, number: signal.Signals, looks: int = _BLOCKED_LOOKS) -> None:
-        """Sends a signal to its process, and not to what that has started.
+        """Send a signal to its process, but not to its descendants.
 
-        Of those that would end the process where nothing handles them (all but SIGQUIT, which is meant so), only if it
-        does: its script may not have come so far yet.
+        A signal that would end a process without a handler (all except SIGQUIT, which is meant to) is sent only if the
+        process
+        handles it: its script may not have come so far yet.
 
         Args:
             number: the signal.
-            looks: how often the process has to be seen to block it to be taken for one that waits for it.
+            looks: how often the process must be seen to block the signal until it counts as waiting for it.
         """
-        if self.exited.done():  # from then on the id may be a stranger's
+        if self.exited.done():  # from then on the PID may be a stranger's
             return
         with contextlib.suppress(OSError):
             handled, blocked = (True, False) if number == signal.SIGQUIT else heeds_signal(self.pid, number)
@@ -328,12 +333,13 @@ class ProcessTree:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL to the tree."""
-        # Not the process first and its children afterwards: with it would go the knowledge whose children they are.
+        """Send SIGKILL to the tree."""
+        # Not to the process first and to its children afterwards: then it would not be known any more whose children
+        # they are.
         self._end_tree_within(0.0)
 
     def close(self) -> None:
-        """SIGKILL to a living worker; what a dead one left gets its short grace (see LEFTOVER_GRACE_S) and no more."""
+        """Send SIGKILL to a living worker; what a dead one left gets a short grace (LEFTOVER_GRACE_S) first."""
         if self.exited.done():
             self._end_tree_within(LEFTOVER_GRACE_S)
         else:
@@ -389,7 +395,7 @@ class ProcessTree:
     async def _find(self) -> list[psutil.Process]:
         try:
             return await self._scanner.find(self.worker.key)
-        except (OSError, MemoryError) as error:  # no descriptor is free to look into /proc
+        except (OSError, MemoryError) as error:  # no free descriptor to read /proc
             self._warn(f"cannot look for what worker {self.worker} started: {in_words(error)}")
             return [] if self.exited.done() else [self._leader]
 
@@ -402,7 +408,7 @@ class ProcessTree:
         if self._output is not None:
             self._output.read_available()
         self._set_exited(status)
-        # When a stop is under way, what is left of the tree keeps that stop's grace.
+        # If a stop is in progress, what is left of the tree keeps that stop's grace.
         if self._ending is None:
             self._end_tree_within(LEFTOVER_GRACE_S)
         self._finishing = start_task(self._finish(status))
@@ -414,7 +420,7 @@ class ProcessTree:
             self._close(status)
 
     def _noted(self, status: ExitStatus) -> ExitStatus:
-        """Its end, and whether the OOM killer was it."""
+        """Return its end, with a note if it was killed by the OOM killer."""
         if self._note is None:
             self._note = self._oom_kills.note(status)
         return replace(status, note=self._note)
