@@ -1,1 +1,1 @@
-"""Processes of this machine: starting them, feeling their deaths, ending whole trees of them."""
+"""Processes of this machine: starting them, detecting their deaths, ending whole trees of them."""

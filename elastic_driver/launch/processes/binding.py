@@ -1,6 +1,6 @@
-"""Which processors a worker is to run on: those near its GPU, as torchrun's ``--numa-binding`` has it.
+"""The processors to which a worker is bound: those near its GPU, like torchrun's ``--numa-binding``.
 
-Owns the reading of what Linux and NVIDIA's driver say of the machine. Modes: ``node`` (the processors of the GPU's NUMA
+Owns reading what Linux and NVIDIA's driver report of the machine. Modes: ``node`` (the processors of the GPU's NUMA
 node), ``socket`` (of its socket's nodes), ``exclusive`` (a share of the node's cores that no other GPU's worker has),
 ``core-complex`` (those of the node that share one cache).
 """
@@ -25,12 +25,12 @@ _NODES = Path("sys/devices/system/node")
 
 @dataclass(frozen=True, slots=True)
 class _Gpu:
-    """A device.
+    """A GPU.
 
     Attributes:
         bus: its address on the PCI bus, by which CUDA counts.
-        uuid: its name.
-        node: the NUMA node that it is at.
+        uuid: its UUID, as NVIDIA's driver reports it.
+        node: its NUMA node.
     """
 
     bus: str
@@ -39,15 +39,15 @@ class _Gpu:
 
 
 def bind(pid: int, environ: Mapping[str, str], *, root: Path = Path("/")) -> None:
-    """Binds a process that has just begun, if its environment asks for that.
+    """Bind a process that has just started, if its environment asks for that.
 
     Args:
-        pid: of the process; what it starts later is bound with it.
+        pid: of the process; its later threads and children inherit the binding.
         environ: its environment.
         root: of the file system.
 
     Raises:
-        LaunchError: it cannot be bound; it runs on.
+        LaunchError: it cannot be bound; it continues to run.
     """
     mode = environ.get(ENV_BINDING)
     if not mode:
@@ -63,7 +63,7 @@ def bind(pid: int, environ: Mapping[str, str], *, root: Path = Path("/")) -> Non
 def processors_of(
     mode: str, environ: Mapping[str, str], allowed: Collection[int], *, root: Path = Path("/")
 ) -> set[int]:
-    """The processors of a worker.
+    """Return the processors of a worker.
 
     Args:
         mode: one of MODES.
@@ -72,7 +72,7 @@ def processors_of(
         root: of the file system.
 
     Raises:
-        ValueError: they cannot be told; a reason for the user.
+        ValueError: they cannot be determined; the message is a reason for the user.
         OSError: likewise.
     """
     gpus = _gpus(root)
@@ -86,7 +86,7 @@ def processors_of(
         found = _share(_grouped(near, _reader(root, "topology/thread_siblings_list")), gpu, gpus)
     elif mode == "core-complex":
         complexes = _grouped(near, lambda cpu: _last_cache(root, cpu))
-        # Where some are cut by what is allowed, whole ones first.
+        # If some are cut by what is allowed, whole ones come first.
         complexes.sort(key=lambda cpus: (-len(cpus), min(cpus)))
         found = complexes[_place(gpu, gpus) % len(complexes)] if complexes else set()
     else:
@@ -97,7 +97,7 @@ def processors_of(
 
 
 def _gpus(root: Path) -> list[_Gpu]:
-    """NVIDIA's devices that there are here, in the order in which CUDA counts devices of one kind."""
+    """Return the NVIDIA devices present here, in the order in which CUDA counts devices of one kind."""
     found = []
     for path in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):
         text = path.read_text()
@@ -105,7 +105,7 @@ def _gpus(root: Path) -> list[_Gpu]:
         if not (root / "dev" / f"nvidia{minor}").exists():
             continue  # another container's
         bus = bus.lower() or path.parent.name
-        # -1 where there is one node only.
+        # -1 if there is only one node.
         node = max(0, int((root / "sys/bus/pci/devices" / bus / "numa_node").read_text()))
         found.append(_Gpu(bus, uuid, node))
     return sorted(found, key=lambda gpu: gpu.bus)
@@ -131,7 +131,7 @@ def _gpu_of(environ: Mapping[str, str], gpus: list[_Gpu]) -> _Gpu:
 
 
 def _place(gpu: _Gpu, gpus: list[_Gpu]) -> int:
-    """Its place among those at its node."""
+    """Return its index among the GPUs of its node."""
     return [other.bus for other in gpus if other.node == gpu.node].index(gpu.bus)
 
 
@@ -139,14 +139,14 @@ def _share(cores: list[set[int]], gpu: _Gpu, gpus: list[_Gpu]) -> set[int]:
     count = sum(other.node == gpu.node for other in gpus)
     if len(cores) < count:
         raise ValueError(f"the {len(cores)} cores near GPU {gpu.bus} are fewer than the {count} GPUs there")
-    # The first get one more where it does not come out even.
+    # If the division leaves a rest, the first ones get one more.
     place, (each, rest) = _place(gpu, gpus), divmod(len(cores), count)
     start = place * each + min(place, rest)
     return set().union(*cores[start : start + each + (place < rest)])
 
 
 def _grouped(cpus: Collection[int], key: Callable[[int], str]) -> list[set[int]]:
-    """Those with one key together, in order of their lowest."""
+    """Group those with the same key, ordered by their lowest."""
     groups: dict[str, set[int]] = {}
     for cpu in sorted(cpus):
         groups.setdefault(key(cpu), set()).add(cpu)
@@ -158,7 +158,7 @@ def _reader(root: Path, name: str) -> Callable[[int], str]:
 
 
 def _last_cache(root: Path, cpu: int) -> str:
-    """Who shares the processor's largest cache: the one of the highest level."""
+    """Return the processors that share the processor's largest cache: the one of the highest level."""
     caches = [
         (int((folder / "level").read_text()), (folder / "shared_cpu_list").read_text().strip())
         for folder in (root / _CPUS / f"cpu{cpu}" / "cache").glob("index*")
@@ -170,7 +170,7 @@ def _last_cache(root: Path, cpu: int) -> str:
 
 
 def _list(path: Path) -> set[int]:
-    """Reads ``0-3,8``."""
+    """Parse a list like ``0-3,8``."""
     found: set[int] = set()
     for part in path.read_text().strip().split(","):
         first, _, last = part.partition("-")

@@ -1,7 +1,7 @@
-"""Feeling that processes end: on the event loop, at once, and without polling where the system has pidfds.
+"""Detects the ends of processes: on the event loop, at once, and without polling if the system has pidfds.
 
-A process that is killed is dead, for its parent, when the last of its memory is free: that takes seconds for a large
-one. Its threads end at once, and Linux 6.9 and later tell of these as well.
+A killed process is dead for its parent only when all of its memory has been freed, which takes seconds for a large one.
+Its threads end at once, which Linux 6.9 and later can report, too.
 
 Owns the descriptors it opens, and closes them. Signals and reaps nothing.
 """
@@ -23,22 +23,22 @@ from elastic_driver.launch.words import ExitStatus
 from elastic_driver.system.kernel import has_pidfds, pidfd_open
 from elastic_driver.system.process_name import ProcessName
 
-# Linux 5.3 has them.
+# Since Linux 5.3.
 HAVE_PIDFD = has_pidfds()
-# Linux 6.9: a pidfd of one thread. The same number as O_EXCL by definition.
+# Since Linux 6.9: a pidfd of one thread. The same number as O_EXCL by definition.
 PIDFD_THREAD = os.O_EXCL
 # From /proc/PID/stat: the task runs no user code any more. (include/linux/sched.h)
 _PF_EXITING = 0x4
-# Stands for the exit code of a child that somebody else reaped. Not 0: nobody knows that it succeeded.
+# Stands for the exit code of a child that was reaped elsewhere. Not 0: it may have failed.
 _UNKNOWN = 255
-# Without pidfds the end of a process that is not our child can only be looked for.
+# Without pidfds the end of a process that is not our child can only be polled for.
 _POLL_S = 0.02
-# Number of the system call, as the kernel's headers have it.
+# The number of the system call, from the kernel's headers.
 _SIGTIMEDWAIT = {"x86_64": "128", "aarch64": "137"}
 
 
 def exit_status(pid: int) -> ExitStatus | None:
-    """How a child ended, leaving it a zombie: its id, and with it its session's, cannot be given to another process.
+    """Return how a child ended, leaving it a zombie: neither its PID nor its session's id can be reused yet.
 
     Returns:
         None while it runs.
@@ -53,7 +53,7 @@ def exit_status(pid: int) -> ExitStatus | None:
 
 
 def watch_child(pid: int, on_death: Callable[[], None]) -> None:
-    """Calls ``on_death`` once on the running loop when the child is dead (and still a zombie).
+    """Call ``on_death`` once on the running loop when the child is dead (and still a zombie).
 
     Raises:
         OSError: no descriptor is free.
@@ -73,18 +73,18 @@ def watch_child(pid: int, on_death: Callable[[], None]) -> None:
     def block() -> None:
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        with contextlib.suppress(RuntimeError):  # the loop was closed first: nobody is left to be told
+        with contextlib.suppress(RuntimeError):  # the loop was closed first: nobody is left to notify
             loop.call_soon_threadsafe(on_death)
 
-    # A daemon, because nothing but the child's death wakes it: it must not keep a driver alive that ends in a crash.
+    # A daemon, since only the child's death wakes it: it must not keep a crashing driver alive.
     threading.Thread(target=block, name=f"elastic-driver-wait-{pid}", daemon=True).start()
 
 
 def watch_thread(thread: int, on_end: Callable[[], None]) -> Callable[[], None]:
-    """Calls ``on_end`` once on the running loop when a thread of any process of this machine has ended.
+    """Call ``on_end`` once on the running loop when a thread of any process of this machine has ended.
 
     Returns:
-        What ends the watch; harmless after the call.
+        A function that ends the watch; harmless after the call.
 
     Raises:
         OSError: there is no such thread, the system is too old, or no descriptor is free.
@@ -111,14 +111,14 @@ def watch_thread(thread: int, on_end: Callable[[], None]) -> Callable[[], None]:
 
 
 def dying(pid: int) -> ExitStatus | str | None:
-    """How a process that is not yet dead is about to end.
+    """Return how a process that is not yet dead is about to end.
 
     Returns:
-        None when it is not, or not known yet; a text when it cannot say with what it will end.
+        None if it is not, or that is not known yet; a text if its exit code is not known.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # Behind the name, which may hold anything: the state is field 3, the flags 9, the exit code the last.
+            # After the name, which may contain anything: the state is field 3, the flags 9, the exit code the last.
             fields = file.read().rpartition(b")")[2].split()
         with open(f"/proc/{pid}/status", "rb") as file:
             dumps_core = b"\nCoreDumping:\t1" in file.read()
@@ -132,18 +132,18 @@ def dying(pid: int) -> ExitStatus | str | None:
 
 
 def set_once(future: asyncio.Future[None]) -> None:
-    """Ends the wait for a future that several may end."""
+    """Resolve a future that several callers may resolve."""
     if not future.done():
         future.set_result(None)
 
 
 def heeds_signal(pid: int, number: signal.Signals) -> tuple[bool, bool]:
-    """Whether a process has a handler for a signal or is in sigwait for it, and whether it blocks it.
+    """Return whether a process handles a signal or is in sigwait for it, and whether it blocks it.
 
-    Who waits for a signal otherwise blocks it; and so does, for a moment, whoever starts a child.
+    A process that waits for a signal in another way blocks it; and so does, for a moment, one that starts a child.
 
     Raises:
-        OSError: there is no such process, or no descriptor is free to look with.
+        OSError: there is no such process, or no descriptor is free.
     """
     bits = {}
     with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
@@ -155,7 +155,7 @@ def heeds_signal(pid: int, number: signal.Signals) -> tuple[bool, bool]:
 
 
 def _sigwaits(pid: int, number: signal.Signals) -> bool:
-    """Whether its main thread does. Meanwhile the kernel has what is waited for among what is not blocked."""
+    """Return whether its main thread is in sigwait: the kernel then lists the awaited signals as not blocked."""
     with contextlib.suppress(OSError, ValueError):
         with open(f"/proc/{pid}/syscall", encoding="ascii") as file:
             call, *arguments = file.read().split()
@@ -167,24 +167,24 @@ def _sigwaits(pid: int, number: signal.Signals) -> bool:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it still runs, and is not a zombie."""
+    """Return whether it still runs, and is not a zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
-    except OSError:  # no descriptor is free to look: as far as we know, it does
+    except OSError:  # no descriptor is free: as far as we know, it runs
         return True
 
 
 def watch_process(name: str, on_death: Callable[[], None]) -> Callable[[], None]:
-    """Calls ``on_death`` on the running loop when a process of this machine is dead that need not be a child.
+    """Call ``on_death`` on the running loop when a process of this machine, not necessarily a child, is dead.
 
     Args:
-        name: as :mod:`elastic_driver.system.process_name` has it; of one of another machine nothing is known.
-        on_death: called at once, too, if it is dead already.
+        name: as in :mod:`elastic_driver.system.process_name`; a process of another machine is not watched.
+        on_death: called at once if it is dead already.
 
     Returns:
-        What ends the watch.
+        A function that ends the watch.
     """
     process = ProcessName.parse(name)
     if process is None or not process.is_of_this_place:
@@ -207,13 +207,13 @@ def watch_process(name: str, on_death: Callable[[], None]) -> Callable[[], None]
         os.close(descriptor)
 
     loop.add_reader(descriptor, died)
-    if process.state() is None:  # its number is another's by now
+    if process.state() is None:  # its PID has been reused
         died()
     return close
 
 
 async def wait_gone(processes: Iterable[psutil.Process], until: asyncio.Future[None]) -> None:
-    """Blocks until all the processes are dead (zombies count as dead) or ``until`` is done."""
+    """Wait until all the processes are dead (zombies count as dead) or ``until`` is done."""
     for process in processes:
         if until.done():
             return
@@ -233,8 +233,8 @@ async def _wait_pidfd(process: psutil.Process, until: asyncio.Future[None]) -> N
         await _wait_polling(process, until)
         return
     try:
-        with contextlib.suppress(OSError):  # no descriptor is free to look: as far as we know, it does
-            if not process.is_running():  # its id belongs to another process now
+        with contextlib.suppress(OSError):  # no descriptor is free: as far as we know, it runs
+            if not process.is_running():  # its PID has been reused
                 return
         dead: asyncio.Future[None] = loop.create_future()
         loop.add_reader(descriptor, set_once, dead)
@@ -247,6 +247,6 @@ async def _wait_pidfd(process: psutil.Process, until: asyncio.Future[None]) -> N
 
 
 async def _wait_polling(process: psutil.Process, until: asyncio.Future[None]) -> None:
-    # Not psutil's own wait: it would reap the process if it is our child.
+    # Not psutil's own wait, which would reap the process if it is our child.
     while not until.done() and is_alive(process):
         await asyncio.wait((until,), timeout=_POLL_S)

@@ -1,11 +1,11 @@
-"""Finds and ends all processes of a job, and, run as a program, does so when the driver is dead.
+"""Finds and ends all processes of a job; run as a program, does so when the driver is dead.
 
-A process belongs to a worker when it is the worker's process, in its session, a descendant, or carries the job's marks
+A process belongs to a worker if it is the worker's process, in its session, a descendant, or carries the job's marks
 in its environment (a daemon that left both session and parent still does).
 
-The keeper starts this file by its path with ``python -I -S``, so that the guard costs little memory and starts at
-once: it imports the standard library and psutil, and nothing of this package. Its standard input is a pipe whose other
-end only the driver holds. The end of that pipe therefore means that the driver is dead, and also that no half-started
+The keeper starts this file by its path with ``python -I -S``, so that the guard costs little memory and starts at once:
+it imports the standard library and psutil, and nothing of this package. Its standard input is a pipe whose other end
+only the driver holds. The end of that pipe therefore means that the driver is dead, and also that no half-started
 worker is left: until exec a child holds the pipe as well (see spawn.py), and after exec it carries the marks.
 """
 
@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 if __name__ == "__main__":
-    # -S leaves site-packages out; the keeper says where psutil lies.
+    # -S omits site-packages; the keeper passes the folder of psutil.
     sys.path.append(sys.argv[2])
 
 import psutil
@@ -29,7 +29,7 @@ import psutil
 ENV_MARK = "ELASTIC_DRIVER_MARK"
 ENV_WORKER = "ELASTIC_DRIVER_WORKER"
 
-# What a terminal or a service manager sends to all processes of a job: the guard has to outlive the driver.
+# Signals that a terminal or a service manager sends to all processes of a job: the guard has to outlive the driver.
 UNHEARD = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -41,34 +41,34 @@ UNHEARD = (
     signal.SIGALRM,
 )
 
-# What the guard allows workers between SIGTERM and SIGKILL: enough for multiprocessing's resource tracker to remove its
-# shared memory, and all is gone within two seconds of the driver's death.
+# The guard's grace for workers between SIGTERM and SIGKILL: enough for multiprocessing's resource tracker to remove its
+# shared memory, and everything is gone within two seconds of the driver's death.
 _GRACE_S = 0.5
-# How long the guard goes on killing: a process in an uninterruptible system call dies only when that returns.
+# How long the guard continues to kill: a process in an uninterruptible system call dies only when that returns.
 _GIVE_UP_S = 60.0
-# Between two scans, and for how long nothing may have been found before the guard believes it: in the middle of exec
-# a process shows no environment for a moment.
+# Between two scans, and how long nothing must be found before the guard believes it: in the middle of exec a process
+# shows no environment for a moment.
 _SCAN_GAP_S = 0.05
 _CLEAN_S = 1.0
 
 
 class _Seen:
-    """A process as proc(5) shows it; its id may be another's later, which began at another time.
+    """A process as proc(5) shows it; a later process with the same PID has another start time.
 
-    No dataclass: to import that costs the guard more than all else.
+    Not a dataclass: importing that costs the guard more than everything else.
     """
 
     __slots__ = ("began", "is_zombie", "parent", "session")
 
     def __init__(self, stat: bytes) -> None:
-        # The name before may have brackets and spaces.
+        # The name before may contain brackets and spaces.
         state, parent, _, session, *others = stat.rpartition(b")")[2].split(maxsplit=20)
         self.parent, self.session, self.began = int(parent), int(session), int(others[15])
         self.is_zombie = state == b"Z"
 
 
 def find_processes(mark: str, leaders: Mapping[str, psutil.Process]) -> dict[str, list[psutil.Process]]:
-    """Looks through all processes of the machine. Takes about 0.03 ms for each, so the driver calls it in a thread.
+    """Find the job's processes among all of the machine. Takes about 0.03 ms for each, so the driver uses a thread.
 
     Args:
         mark: in their environment.
@@ -76,17 +76,18 @@ def find_processes(mark: str, leaders: Mapping[str, psutil.Process]) -> dict[str
 
     Returns:
         The living processes of the job by worker key; under "" those that carry the job's mark and no worker's. Never
-        the calling process.
+        the
+        calling process.
 
     Raises:
-        OSError: no file descriptor is free to look with.
+        OSError: no file descriptor is free.
     """
     seen = {pid: process for pid in psutil.pids() if (process := _look(pid)) is not None}
     parent_of = {pid: process.parent for pid, process in seen.items()}
     me = os.getpid()
     alive = {pid: process for pid, process in seen.items() if pid != me and not process.is_zombie}
-    # A worker's process id stays taken while its session has members. If another process has it now, the worker's
-    # session was empty before, and this is a stranger's.
+    # A worker's PID stays taken while its session has members. If another process has it now, the worker's session was
+    # empty before, and this one is a stranger's.
     sessions = {
         leader.pid: key
         for key, leader in leaders.items()
@@ -109,9 +110,9 @@ def find_processes(mark: str, leaders: Mapping[str, psutil.Process]) -> dict[str
 
 
 def _look(pid: int) -> _Seen | None:
-    """None for one that has ended, or that is hidden from us."""
+    """Return the process; None if it has ended, or is hidden from us."""
     try:
-        # Not by psutil, which takes five times as long: there may be thousands of processes.
+        # Not with psutil, which takes five times as long: there may be thousands of processes.
         return _Seen(_read(f"/proc/{pid}/stat"))
     except OSError as error:
         _check_descriptors(error)
@@ -119,7 +120,7 @@ def _look(pid: int) -> _Seen | None:
 
 
 def _process(pid: int, seen: _Seen) -> psutil.Process | None:
-    """To signal it by, however late. None when it has ended since it was seen."""
+    """Return a handle to signal it, however late. None if it has ended since it was seen."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         now = _look(pid)
@@ -133,7 +134,7 @@ def _marked_key(pid: int, mark: str) -> str | None:
         variables = _read(f"/proc/{pid}/environ").split(b"\0")
     except OSError as error:
         _check_descriptors(error)
-        return None  # it is between two programs, or ends, or is another user's
+        return None  # it is between two programs, is ending, or belongs to another user
     if f"{ENV_MARK}={mark}".encode() not in variables:
         return None
     start = f"{ENV_WORKER}=".encode()
@@ -160,7 +161,7 @@ def _add_descendants(owner_of: dict[int, str], alive: Iterable[int], parent_of: 
     for pid in alive:
         line: list[int] = []
         ancestor = pid
-        # A pid that is reused during the scan could close a circle.
+        # A PID that is reused during the scan could close a circle.
         while ancestor not in owner_of and ancestor in parent_of and ancestor not in line:
             line.append(ancestor)
             ancestor = parent_of[ancestor]
@@ -170,10 +171,10 @@ def _add_descendants(owner_of: dict[int, str], alive: Iterable[int], parent_of: 
 
 
 def send_signal(process: psutil.Process, number: signal.Signals) -> None:
-    """Signals a process, unless it is gone or its id belongs to another process by now."""
+    """Signal a process, unless it is gone or its PID has been reused."""
     with contextlib.suppress(psutil.Error, OSError):
         if hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal"):
-            # The descriptor fixes who is meant; is_running() then compares the creation time.
+            # The descriptor fixes the process; is_running() then compares the creation time.
             descriptor = os.pidfd_open(process.pid)
             try:
                 if process.is_running():
@@ -185,7 +186,7 @@ def send_signal(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def end_job(mark: str, leaders: Mapping[str, psutil.Process]) -> bool:
-    """SIGTERM to every process of the job, a short grace, SIGKILL until nothing is left. Blocks.
+    """Send SIGTERM to every process of the job, then after a short grace SIGKILL until nothing is left. Blocks.
 
     Returns:
         Whether nothing is left; False only for processes that even SIGKILL does not end.
@@ -213,9 +214,9 @@ def _flat(processes_of: Mapping[str, list[psutil.Process]]) -> list[psutil.Proce
 
 
 def main(mark: str) -> int:
-    """The guard's life: notes which workers there are until the driver says ``quit`` or dies.
+    """Run the guard: track the workers until the driver sends ``quit`` or dies.
 
-    Lines on standard input: ``+ PID`` a worker was started, ``- PID`` it is gone with all it started, ``quit``.
+    Lines on standard input: ``+ PID`` a worker was started, ``- PID`` it is gone with all its descendants, ``quit``.
     """
     for number in UNHEARD:
         signal.signal(number, signal.SIG_IGN)
@@ -223,7 +224,7 @@ def main(mark: str) -> int:
     for line in sys.stdin.buffer:
         match line.split():
             case [b"+", pid]:
-                # One that has already ended has nothing to be known by but its mark.
+                # One that has already ended can be recognised by its mark only.
                 with contextlib.suppress(psutil.Error):
                     leaders[pid.decode()] = psutil.Process(int(pid))
             case [b"-", pid]:

@@ -1,4 +1,4 @@
-"""The driver's end of the guard: starts it, tells it which workers there are, starts another when it dies.
+"""The driver's end of the guard: starts it, reports the workers to it, starts another when it dies.
 
 The guard itself is :mod:`elastic_driver.launch.processes.guard`.
 """
@@ -20,7 +20,7 @@ from elastic_driver.launch.processes import guard
 from elastic_driver.launch.processes.death import watch_child
 from elastic_driver.launch.words import ExitStatus
 
-# A guard that was told to quit does so in milliseconds; one that does not (it was stopped) is killed.
+# A guard that is ordered to quit does so in milliseconds; one that does not (it was stopped) is killed.
 _QUIT_S = 1.0
 # A guard that dies this many times without a worker's start in between is given up: something here kills it on sight.
 _MAX_RESTARTS = 5
@@ -40,11 +40,11 @@ class GuardLink:
 
     @property
     def pid(self) -> int | None:
-        """The guard's process id; None before the first worker and after the end."""
+        """The guard's PID; None before the first worker and after the end."""
         return None if self._process is None else self._process.pid
 
     def ensure(self) -> None:
-        """Starts the guard if there is none. Call it before a worker is started.
+        """Start the guard if there is none. To be called before a worker is started.
 
         Raises:
             LaunchError: it cannot be started. Without it a worker could outlive the driver.
@@ -60,17 +60,17 @@ class GuardLink:
             ) from error
 
     def started(self, pid: int) -> None:
-        """A worker runs."""
+        """Report a running worker to the guard."""
         self._workers.add(pid)
         self._tell(f"+ {pid}\n")
 
     def gone(self, pid: int) -> None:
-        """A worker and all it started is gone."""
+        """Report to the guard that a worker and all its descendants are gone."""
         self._workers.discard(pid)
         self._tell(f"- {pid}\n")
 
     async def close(self) -> None:
-        """Ends the guard, which kills nothing then. Blocks until it is gone."""
+        """End the guard, which kills nothing then. Blocks until it is gone."""
         self._closed = True
         process = self._process
         if process is None:
@@ -83,7 +83,7 @@ class GuardLink:
             await self._died.wait()
 
     def _start(self) -> None:
-        # Not the marks of an outer job, if this driver runs in one: the guard must outlive what that job kills.
+        # Not the marks of an outer job, if this driver runs in one: the guard must outlive the processes that it kills.
         marks = (guard.ENV_MARK, guard.ENV_WORKER)
         environment = {name: value for name, value in os.environ.items() if name not in marks}
         psutil_at = str(Path(psutil.__file__).resolve().parent.parent)
@@ -124,9 +124,9 @@ class GuardLink:
         try:
             written = process.stdin.write(line.encode())
         except BrokenPipeError:
-            return  # it is dead: _ended() comes next
+            return  # it is dead: _ended() follows
         if written != len(line):
-            # The pipe is full because it does not read (somebody stopped it): such a guard guards nothing.
+            # The pipe is full because the guard does not read (it was stopped): such a guard guards nothing.
             process.kill()
 
     def _ended(self, process: subprocess.Popen[bytes]) -> None:

@@ -1,7 +1,7 @@
 """Whether the kernel's OOM killer has ended a process of this process's cgroup.
 
-Owns the count that it goes by. The kernel counts in a cgroup whom it kills, before it does; those, too, that it kills
-since the whole machine is out of memory.
+Owns the count used for that. The kernel counts a kill in the cgroup before it kills; also kills because the whole
+machine is out of memory.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 from elastic_driver.launch.words import OUT_OF_MEMORY, ExitStatus
 from elastic_driver.system.cgroups import memory_files
 
-# A shell says so when SIGKILL has ended its command.
+# A shell returns the latter when SIGKILL has ended its command.
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 class OomKills:
-    """The kills in this process's cgroup, and those below it, of which nobody has been told yet.
+    """The kills in this process's cgroup, and those below it, that have not been reported yet.
 
     Args:
         root: of the file system.
@@ -32,11 +32,11 @@ class OomKills:
         self.forget()
 
     def forget(self) -> None:
-        """What was killed until now is no worker's end."""
+        """Attribute none of the kills so far to a worker."""
         self._told = self._now()
 
     def note(self, status: ExitStatus) -> str:
-        """What is to be said of this end; "" where the OOM killer has nothing to do with it. Ask once for each."""
+        """Return a note on this end; "" if it was not the OOM killer. To be called once for each end."""
         if status.returncode not in _KILLED or self._now() <= self._told:
             return ""
         self._told += 1

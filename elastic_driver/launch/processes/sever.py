@@ -1,8 +1,8 @@
-"""Shutting the connections of another process: who hangs in one gets an error at once, and can still tidy up.
+"""Shuts down the connections of another process: a thread that hangs in one gets an error, and can still clean up.
 
-A rank whose peer is lost may wait for it in a collective for half an hour, and nothing that its process offers ends
-that wait. Its sockets can be had from outside by who may trace it, as its ancestor may unless the system says
-otherwise. Where it may not, nothing is done.
+A rank whose peer is lost may wait for it in a collective for half an hour, and nothing in its own process ends that
+wait. A process that may trace it can get its sockets from outside; its ancestor may, unless the system forbids it. If
+not, nothing is done.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from elastic_driver.launch.processes.sockets import connections
 
 
 def sever(pids: Iterable[int], ends: Collection[tuple[str, int]] | None = None) -> int:
-    """Shuts connected TCP sockets of these processes. Blocks for less than a millisecond each.
+    """Shut down connected TCP sockets of these processes. Blocks for less than a millisecond each.
 
-    What is on this machine only (unix sockets, pipes) is left alone: that is how they speak to their agent.
+    Connections within this machine that are not TCP (unix sockets, pipes) are left alone: workers use them to reach
+    their
+    agent.
 
     Args:
-        pids: which processes.
-        ends: addresses and ports; only connections that have one of them as an end are shut. None for all.
+        pids: of the processes.
+        ends: addresses and ports; only connections with one of them as an end are shut down. None for all.
 
     Returns:
-        How many were shut.
+        How many were shut down.
     """
     return sum(_sever(pid, ends) for pid in pids)
 
@@ -39,7 +41,7 @@ def _sever(pid: int, ends: Collection[tuple[str, int]] | None) -> int:
 
 
 def _shut(sock: socket.socket, ends: Collection[tuple[str, int]] | None) -> bool:
-    peer = sock.getpeername()  # raises for one that is not connected: nobody waits for anybody there
+    peer = sock.getpeername()  # raises for one that is not connected, on which nothing waits
     if ends is not None and _end(peer) not in ends and _end(sock.getsockname()) not in ends:
         return False
     sock.shutdown(socket.SHUT_RDWR)
@@ -47,5 +49,5 @@ def _shut(sock: socket.socket, ends: Collection[tuple[str, int]] | None) -> bool
 
 
 def _end(address: tuple[Any, ...]) -> tuple[str, int]:
-    """Address and port; an IPv4 address that stands as an IPv6 one is the same."""
+    """Return address and port; an IPv4 address mapped to IPv6 is the same."""
     return str(address[0]).removeprefix("::ffff:"), int(address[1])

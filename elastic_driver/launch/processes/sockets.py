@@ -1,8 +1,8 @@
 """The connected TCP sockets of another process, as this process's own for a moment.
 
-Owns how they are had: by who may trace the process, as its ancestor may unless the system says otherwise. Where it may
-not, there are none. Of what is on this machine only (unix sockets, pipes), a unix socket's other end is all that is
-asked for.
+Owns how they are obtained: a process that may trace the other one can; its ancestor may, unless the system forbids it.
+If not, there are none. Of other connections within this machine (unix sockets, pipes) only the other end of a unix
+socket can be asked for.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _IN_KERNEL = re.compile(r"(socket|pipe):\[(\d+)\]")
 
 
 def in_kernel(pid: int, descriptor: int | str) -> tuple[str, int]:
-    """What a descriptor of a process is: "socket" or "pipe", and the number by which the system knows it; or ("", 0).
+    """Return what a descriptor of a process is, "socket" or "pipe", and the kernel's number of it; or ("", 0).
 
-    Never waits: to ask for the status of a file on a network's file system (stat) would wait for its server.
+    Never blocks: asking for the status (stat) of a file on a network file system would wait for its server.
     """
     with contextlib.suppress(OSError):
         if found := _IN_KERNEL.fullmatch(os.readlink(f"/proc/{pid}/fd/{descriptor}")):
@@ -31,11 +31,11 @@ def in_kernel(pid: int, descriptor: int | str) -> tuple[str, int]:
 
 
 def connections(pid: int) -> Iterator[tuple[int, socket.socket]]:
-    """The number of each by which the system knows it, and a copy that is closed when the next one is asked for.
+    """Yield the kernel's number of each socket, and a copy that is closed when the next one is asked for.
 
     Blocks for some ten microseconds each.
     """
-    with contextlib.suppress(OSError):  # it is gone, may not be traced, or the kernel knows no pidfds
+    with contextlib.suppress(OSError):  # it is gone, may not be traced, or the kernel has no pidfds
         process = pidfd_open(pid)
         try:
             for name in os.listdir(f"/proc/{pid}/fd"):
@@ -50,7 +50,7 @@ def connections(pid: int) -> Iterator[tuple[int, socket.socket]]:
 
 
 def peer_process(pid: int, descriptor: int) -> int:
-    """The process that the other end of a unix socket was connected by; 0 where that is not to be had."""
+    """Return the PID of the process that connected the other end of a unix socket; 0 if unavailable."""
     with contextlib.suppress(OSError):
         process = pidfd_open(pid)
         try:

@@ -39,7 +39,7 @@ _BAD_COMMAND = {
     errno.E2BIG: "its arguments and environment are too long",
 }
 
-# Held over each start: what one worker is to inherit is nothing to another that is started at the same moment.
+# Held during each start, so that descriptors for one worker are not inherited by another started at the same moment.
 _spawning = threading.Lock()
 
 
@@ -49,16 +49,16 @@ class Child(Protocol):
     pid: int
 
     def wait(self) -> object:
-        """Blocks until it is dead, and reaps it."""
+        """Wait until it is dead, and reap it. Blocks until then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a process gets as its standard input, in place of nothing.
+    """A process's standard input, instead of none.
 
     Attributes:
-        descriptor: the process's end; whoever made this closes it after the start.
-        terminal: our end where it is a terminal, which is the process's standard output then, too; else None.
+        descriptor: the process's end; its maker closes it after the start.
+        terminal: our end if it is a terminal, which is then also the process's standard output; else None.
         stderr_too: whether that terminal is its standard error as well.
     """
 
@@ -67,7 +67,7 @@ class Given:
     stderr_too: bool = False
 
     def holds(self, stream: Stream) -> bool:
-        """Whether a stream of the process is the terminal."""
+        """Return whether a stream of the process is the terminal."""
         return self.terminal is not None and (stream == "stdout" or self.stderr_too)
 
 
@@ -78,7 +78,7 @@ class Spawned:
     Attributes:
         popen: reaps it.
         leader: the same process, for comparison: it leads a session of its own.
-        pipes: reading ends of its output. What is on a terminal comes as "stdout".
+        pipes: read ends of its output. Output to a terminal arrives as "stdout".
     """
 
     popen: Child
@@ -86,14 +86,14 @@ class Spawned:
     pipes: dict[Stream, int]
 
     def undo(self) -> None:
-        """Ends the process and closes the pipes."""
+        """Kill the process and close the pipes."""
         _kill_new(self.popen)
         for descriptor in self.pipes.values():
             os.close(descriptor)
 
 
 def let_children_be_reaped() -> None:
-    """Undoes an ignored SIGCHLD, which whoever started the driver may have left: exit codes would be thrown away."""
+    """Restore the default for SIGCHLD if it is inherited as ignored: exit codes would be lost."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
@@ -101,7 +101,7 @@ def let_children_be_reaped() -> None:
 def output_ends(
     given: Given | None, our_ends: contextlib.ExitStack, childs_ends: contextlib.ExitStack
 ) -> tuple[dict[Stream, int], dict[Stream, int]]:
-    """Opens what a process writes to. Returns the reading ends, and the process's.
+    """Open the outputs of a process. Returns the read ends, and the process's.
 
     Args:
         given: its standard input.
@@ -126,7 +126,7 @@ def output_ends(
 def spawn(
     worker: WorkerId, command: Sequence[str], env: Mapping[str, str], tether: Tether, given: Given | None = None
 ) -> Spawned:
-    """Starts a process in a session of its own. Blocks until its program is loaded.
+    """Start a process in a session of its own. Blocks until its program is loaded.
 
     Args:
         worker: for messages.
@@ -163,7 +163,7 @@ def _spawn(command: Sequence[str], env: Mapping[str, str], tether: Tether, given
             _inherit_only({*tied.descriptors(), *_reports_to(env)})
             popen = subprocess.Popen(
                 command,
-                # Not closed by the child itself: until its program is loaded and shows the job's marks, it is to hold
+                # Not closed by the child itself: until its program is loaded and shows the job's marks, it has to hold
                 # the guard's pipe open, so that the guard of a driver that dies now waits for it.
                 close_fds=False,
                 stdin=subprocess.DEVNULL if given is None else given.descriptor,
@@ -186,7 +186,7 @@ def _spawn(command: Sequence[str], env: Mapping[str, str], tether: Tether, given
 
 
 def _reports_to(env: Mapping[str, str]) -> Collection[int]:
-    """The descriptor of this process's that a process with this environment is told to report to, if any."""
+    """Return the descriptor to which a process with this environment reports figures, if any."""
     number = env.get(ENV_REPORT_FD, "")
     return (int(number),) if number.isascii() and number.isdecimal() else ()
 
@@ -195,7 +195,7 @@ _TAKE_TERMINAL = partial(fcntl.ioctl, 0, termios.TIOCSCTTY, 0)
 
 
 def _inherit_only(descriptors: Collection[int]) -> None:
-    """Has exec close all descriptors but the three standard ones and these: some came from who started the driver."""
+    """Make exec close all descriptors but the three standard ones and these: the driver may have inherited others."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if int(name) > 2:
@@ -203,7 +203,7 @@ def _inherit_only(descriptors: Collection[int]) -> None:
 
 
 def _kill_new(popen: Child) -> None:
-    # It has only just been started: no children worth a search. Not reaped yet, so the group's number is still its own.
+    # It has only just been started: no children worth a search. Not reaped yet, so the group's id is still its own.
     with contextlib.suppress(OSError):
         os.killpg(popen.pid, signal.SIGKILL)
     popen.wait()
