@@ -1,1 +1,1 @@
-"""How an agent is started on a host."""
+"""Ways to start an agent on a host."""

@@ -1,7 +1,7 @@
-"""An agent on any machine, this one among them, for a job whose driver may come to be on another.
+"""An agent on any machine, including this one, for a job whose driver may later run on another.
 
-Owns the choice. To the driver all agents are as those of other machines: what is local to one driver is not so to the
-next.
+Owns the choice. To the driver all agents are like those of other machines: an agent that is local to one driver is not
+local to the next.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class AnywhereDialler:
 
     Args:
         here: starts those of this machine.
-        elsewhere: starts all others; None where they come by themselves.
-        is_here: whether a name means this machine. May block.
-        is_ambiguous: whether it means another one on each machine.
+        elsewhere: starts all others; None if they come by themselves.
+        is_here: returns whether a name means this machine. May block.
+        is_ambiguous: returns whether a name means a different machine on each machine.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class AnywhereDialler:
         self._is_ambiguous = is_ambiguous
 
     def shows_bootstrap(self, host: str) -> bool:
-        """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
+        """Return whether the bootstrap is in a command line, for hosts elsewhere; see Dialler."""
         return self._elsewhere is not None and self._elsewhere.shows_bootstrap(host)
 
     async def dial(self, host: str, bootstrap: Bootstrap) -> Dialled:
-        """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
+        """Start an agent here or elsewhere, by the host's name."""
         if self._is_ambiguous(host):
             raise CommandNotFoundError(
                 f"{host} is another machine to each driver: with a journal in etcd hosts have names that mean the same "

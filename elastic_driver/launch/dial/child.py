@@ -1,6 +1,6 @@
-"""A command that starts an agent, as a child process here, and its end as the reason why no agent came up.
+"""A command that starts an agent, as a child process here; its end is the reason why no agent came up.
 
-Owns the process until its end, and the last lines of its standard error. Knows nothing of what is run.
+Owns the process until its end, and the last lines of its standard error. Knows nothing of the command.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.dial.spawned import Spawned, spawn
 from elastic_driver.launch.words import CommandNotFoundError
 
-# How much of its standard error is kept: the end.
+# How much of the end of its standard error is kept.
 KEPT_LINES = 20
 KEPT_BYTES = 4096
 _READ_BYTES = 65536
-# As much as a pipe holds; a process that is left may write on for ever.
+# As much as a pipe holds; a process left behind may write for ever.
 _LAST_READS = 16
 
 Explain = Callable[[int, list[str]], DialFailure]
-"""What a return code (negative: a signal's number) and the last lines mean."""
+"""Explains a return code (negative: a signal's number) and the last lines."""
 
 
 class Child:
     """A running command; see :class:`~elastic_driver.launch.dial.dialler.Dialled`.
 
-    It leads a session of its own. The kernel kills it when this process dies, unless it is to outlive that: its
-    standard input is a pipe that stays open, and is tied.
+    It leads a session of its own. The kernel kills it when this process dies, unless it has to outlive that: its
+    standard
+    input is a pipe that stays open, and is tied.
 
     All methods on the loop.
 
@@ -56,7 +57,7 @@ class Child:
         loop.add_reader(started.pidfd, self._end)
 
     async def close(self) -> None:
-        """SIGTERM, SIGKILL after the grace. Blocks until the command is dead."""
+        """Send SIGTERM, then SIGKILL after the grace. Blocks until the command is dead."""
         if not self._ended.is_set() and self._grace_s > 0:
             self._started.signal(signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
@@ -67,7 +68,7 @@ class Child:
         await self._ended.wait()
 
     def _read(self) -> bool:
-        """Takes what is there, so that nothing blocks that writes to it. Returns whether there may be more."""
+        """Read what is there, so that writers do not block. Returns whether there may be more."""
         try:
             data = os.read(self._started.stderr, _READ_BYTES)
         except BlockingIOError:
@@ -83,7 +84,7 @@ class Child:
             self._loop.remove_reader(self._started.stderr)
 
     def _end(self) -> None:
-        """The command is dead. Others may hold its standard error open still, so its end is not waited for."""
+        """Handle the command's death, without waiting for the end of its standard error, which others may keep open."""
         self._loop.remove_reader(self._started.pidfd)
         if self._reads:
             any(not self._read() for _ in range(_LAST_READS))
@@ -108,18 +109,19 @@ async def start_child(
     more: Sequence[int] = (),
     outlives: bool = False,
 ) -> Child:
-    """Starts a command. Its program is loaded afterwards.
+    """Start a command. Its program is loaded afterwards.
 
     Args:
-        command: what to run; its standard output is thrown away.
-        given: stands on its standard input, which stays open afterwards.
-        explain: what its end means.
-        env: its whole environment; None for this process's, without what only drivers may have: a launcher like srun
-            hands its own on to other hosts.
+        command: what to run; its standard output is discarded.
+        given: written to its standard input, which stays open afterwards.
+        explain: explains its end.
+        env: its whole environment; None for this process's, without variables meant for drivers only: a launcher like
+            srun
+            passes its own on to other hosts.
         grace_s: from SIGTERM to SIGKILL, when it is closed, seconds; 0 for SIGKILL at once.
-        with_group: whether what it has started in its process group is ended with it.
+        with_group: whether its children in its process group are ended with it.
         more: descriptors that it inherits under their numbers.
-        outlives: whether it goes on when this process dies.
+        outlives: whether it continues when this process dies.
 
     Raises:
         CommandNotFoundError: there is no such program, or it cannot be executed.
@@ -162,7 +164,7 @@ def _start(
 
 
 def _undo(starting: asyncio.Future[Spawned]) -> None:
-    """Nobody waits for it any more."""
+    """End a command whose start nobody waits for any more."""
     if starting.cancelled() or starting.exception() is not None:
         return
     starting.result().end()

@@ -1,4 +1,4 @@
-"""An agent on another machine, started by a command of the user's: an rsh agent, or a template.
+"""An agent on another machine, started by a user's command: an rsh agent, or a template.
 
 Owns both command lines.
 """
@@ -20,24 +20,28 @@ from elastic_driver.launch.dial.reasons import failure
 from elastic_driver.rendezvous.agent_messages import NOTHING_GIVEN, NOTHING_GIVEN_WHY, Bootstrap
 
 BootstrapOn = Literal["stdin", "command"]
-"""How the agent gets what it is given: on its standard input, or as a word of its command line, which others can read
-there and in logs: then it has to be good for one use only."""
+"""How the agent gets its bootstrap: on its standard input, or as a word of its command line. Others can read that there
+and in logs, so the bootstrap must be valid for one use only.
+"""
 
 
 class RshDialler:
     """Starts agents by ``AGENT HOST WORD...`` as MPI does; see :class:`~elastic_driver.launch.dial.dialler.Dialler`.
 
     The words are quoted once for a shell, through which such programs pass them (rsh, ssh, or mpi-operator's
-    kubexec.sh: ``kubectl exec POD -- /bin/sh -c "$*"``). kubexec.sh forwards no input and prints every word. So what
-    the agent is given is on its standard input first, and on a host where nothing arrives there a word of the next
-    agent's command, which must be good for one use only.
+    kubexec.sh:
+    ``kubectl exec POD -- /bin/sh -c "$*"``). kubexec.sh forwards no input and prints every word. So the bootstrap is
+    first
+    sent on the agent's standard input; on a host where nothing arrives there, it is a word of the next agent's command,
+    and
+    must be valid for one use only.
 
     Args:
         rsh_agent: the program and arguments of its own, split as a shell would.
         bootstrap_on: see :data:`BootstrapOn`; None for both, as above.
         python: see :func:`~elastic_driver.launch.dial.agent_command.agent_words`.
-        pythonpath: as well.
-        module: as well.
+        pythonpath: likewise.
+        module: likewise.
 
     Raises:
         SettingsError: the text cannot be split, or is empty.
@@ -58,11 +62,11 @@ class RshDialler:
         self._agent = agent_words(python, pythonpath, module)
 
     def shows_bootstrap(self, host: str) -> bool:
-        """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
+        """Return whether the next bootstrap on this host is in a command line."""
         return self._bootstrap_on == "command" or host in self._without_input
 
     async def dial(self, host: str, bootstrap: Bootstrap) -> Child:
-        """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
+        """Start an agent on a host; see Dialler."""
         agent, given = with_limit(self._agent), bootstrap.to_json() + b"\n"
         if self.shows_bootstrap(host):
             agent, given = with_bootstrap(self._agent, bootstrap), b""
@@ -79,15 +83,16 @@ class CommandDialler:
     """Starts agents by a template: ``srun -w {host}``; see :class:`~elastic_driver.launch.dial.dialler.Dialler`.
 
     The template is split into words as a shell would, without one. In each, ``{host}`` becomes the host's name, and
-    ``{command}`` the agent's command line, quoted for a shell: ``docker exec -i {host} sh -c {command}``. A template
-    without ``{command}`` has the agent's words appended. Other braces stay.
+    ``{command}`` the agent's command line, quoted for a shell: ``docker exec -i {host} sh -c {command}``. If the
+    template
+    has no ``{command}``, the agent's words are appended. Other braces are kept.
 
     Args:
         template: the text.
         bootstrap_on: see :data:`BootstrapOn`.
         python: see :func:`~elastic_driver.launch.dial.agent_command.agent_words`.
-        pythonpath: as well.
-        module: as well.
+        pythonpath: likewise.
+        module: likewise.
 
     Raises:
         SettingsError: the template cannot be split, is empty, or has no ``{host}``: all agents would start on one.
@@ -109,11 +114,11 @@ class CommandDialler:
         self._agent = agent_words(python, pythonpath, module)
 
     def shows_bootstrap(self, host: str) -> bool:
-        """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
+        """Return whether bootstraps are in command lines."""
         return self._bootstrap_on == "command"
 
     async def dial(self, host: str, bootstrap: Bootstrap) -> Child:
-        """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
+        """Start an agent on a host; see Dialler."""
         agent, given = self._agent, bootstrap.to_json() + b"\n"
         if self._bootstrap_on == "command":
             agent, given = with_bootstrap(agent, bootstrap), b""
@@ -130,7 +135,7 @@ def _filled(word: str, host: str, line: str) -> str:
 
 
 def _was_given_nothing(returncode: int, lines: Sequence[str]) -> bool:
-    """Whether the agent says so. Not all such programs end with the code of what they run, or pass on what it says."""
+    """Return whether the agent reports that: not all such programs pass on both the exit code and the messages."""
     return returncode == NOTHING_GIVEN or any(line.rstrip().endswith(NOTHING_GIVEN_WHY) for line in lines)
 
 

@@ -1,7 +1,7 @@
-"""Dialling: how an agent is started on a host. The protocol of whoever can.
+"""Dialling: the protocol of classes that start an agent on a host.
 
-Owns the seam only. What is started dials in by itself (:mod:`elastic_driver.launch.agent`); that it has is seen there,
-not here.
+Owns the interface only. A started agent dials in by itself (:mod:`elastic_driver.launch.agent`); that it has is noticed
+there, not here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ class DialFailure:
     """Why no agent came up.
 
     Attributes:
-        reason: one line, in the words of whoever knows: "ssh: connect to host b port 22: Connection refused".
+        reason: one line, in the words of the failing program: "ssh: connect to host b port 22: Connection refused".
         permanent: whether another try cannot help until somebody changes something: permission denied, a changed host
-            key, no Python.
+            key,
+            no Python.
     """
 
     reason: str
@@ -31,30 +32,32 @@ class Dialled(Protocol):
     """One start of an agent.
 
     Attributes:
-        failed: done when the command that starts the agent has ended, and why as far as it says; on the loop. The agent
-            may have dialled in before, and run on.
+        failed: resolves on the loop when the command that starts the agent has ended, to the reason as far as it is
+            known.
+            The agent may have dialled in before, and continue to run.
     """
 
     failed: asyncio.Future[DialFailure]
 
     async def close(self) -> None:
-        """Ends the command, if it still runs. Blocks until it is gone. The agent itself is told by its connection."""
+        """End the command, if it still runs. Blocks until it is gone. The agent itself is ended over its connection."""
 
 
 class Dialler(Protocol):
     """Starts agents."""
 
     def shows_bootstrap(self, host: str) -> bool:
-        """Whether others may read what the next agent on this host is given: it stands in a command line.
+        """Return whether others may read the next bootstrap on this host, since it is in a command line.
 
-        A dial that has failed since nothing arrived on another way may change it from False to True. Then the host is
-        dialled again at once.
+        A dial that has failed because nothing arrived in another way may change it from False to True. Then the host is
+        dialled
+        again at once.
         """
 
     async def dial(self, host: str, bootstrap: Bootstrap) -> Dialled:
-        """Begins to start an agent on a host, and gives it what it needs. Does not wait for it.
+        """Begin to start an agent on a host, and give it its bootstrap. Does not wait for it.
 
         Raises:
-            CommandNotFoundError: it cannot even be tried, now or later: no such program here, no such key.
+            CommandNotFoundError: it cannot be tried, now or later: no such program here, no such key.
             LaunchError: it cannot be tried now: too many processes or descriptors, no memory.
         """

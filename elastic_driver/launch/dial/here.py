@@ -1,4 +1,4 @@
-"""What runs as an agent, and where this package is for the python that runs it.
+"""The module that runs as an agent, and the folder of this package for the python that runs it.
 
 Imports little: see :mod:`elastic_driver.launch.dial.early`.
 """
@@ -15,22 +15,23 @@ from elastic_driver.system.installed import FOLDERS
 
 AGENT = "elastic_driver.launch.agent"
 
-# Out of the way of scripts that use descriptors by number, as the tether's.
+# High enough not to collide with scripts that use descriptors by number, like the tether's.
 _FROM = 100
 
 
 def source_folder() -> str:
-    """The folder from which this package is imported, if python does not look there by itself; else ""."""
+    """Return the folder from which this package is imported, if python does not search it by itself; else ""."""
     folder = Path(__file__).absolute().parents[3]
     return "" if folder.name in FOLDERS else str(folder)
 
 
 @functools.cache
 def shared_stdin() -> tuple[int, ...]:
-    """This process's standard input once more, for agents on this machine: their workers may read from it themselves.
+    """Return a copy of this process's standard input, for agents on this machine: their workers may read from it.
 
-    Nothing is read ahead of a worker then, and what it leaves is left for whoever reads next. None of a terminal, which
-    only its foreground may read, and of /dev/null.
+    So nothing is read ahead of a worker, and what it does not read is left for the next reader. Empty for a terminal,
+    which
+    only its foreground may read, and for /dev/null.
     """
     try:
         is_nothing = os.path.samestat(os.fstat(0), os.stat(os.devnull))
@@ -40,7 +41,7 @@ def shared_stdin() -> tuple[int, ...]:
 
 
 def local_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """An environment in which an agent finds this same package; this process's, where none is given."""
+    """Return an environment in which an agent finds this same package, based on this process's by default."""
     env = dict(os.environ if environ is None else environ)
     if folder := source_folder():
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, env.get("PYTHONPATH"))))

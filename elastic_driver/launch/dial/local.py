@@ -1,7 +1,7 @@
 """An agent on this machine, as a child process.
 
-Owns its start. It dies with this process, also when it is stopped: see :mod:`elastic_driver.launch.dial.child`. Unless
-the job has a journal: then another driver may come, and the agent waits for it (decision 44).
+Owns its start. It dies with this process, even while stopped: see :mod:`elastic_driver.launch.dial.child`. If the job
+has a journal, it does not: another driver may come, and the agent waits for it (decision 44).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from elastic_driver.launch.dial.here import AGENT, local_environment, shared_std
 from elastic_driver.launch.dial.reasons import failure
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 
-# An agent that has said goodbye removes its socket yet, and answers who waits there. What has not heard, or hangs, is
-# killed.
+# An agent that has said goodbye still removes its socket, and answers orders there. One that has not received the
+# order, or hangs, is killed.
 _GRACE_S = 1.0
 
 
@@ -25,10 +25,11 @@ class LocalDialler:
     """Starts agents here; see :class:`~elastic_driver.launch.dial.dialler.Dialler`.
 
     Args:
-        module: what runs; the agent.
-        early: a process that was begun before, of the same module; for the first agent.
-        outlives: whether agents go on when this process dies. They have no standard input then.
-        environ: theirs, where their workers get it and what is given beside it; None for this process's.
+        module: what to run; the agent.
+        early: a process of the same module that was started before; for the first agent.
+        outlives: whether agents continue when this process dies. They have no standard input then.
+        environ: their environment, if their workers get it, too, with the variables of the driver; None for this
+            process's.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class LocalDialler:
         self._outlives = outlives
 
     def shows_bootstrap(self, host: str) -> bool:
-        """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
+        """Return False: the bootstrap is sent on the standard input."""
         return False
 
     async def dial(self, host: str, bootstrap: Bootstrap) -> Child:
-        """See :class:`~elastic_driver.launch.dial.dialler.Dialler`. The host is a name of this machine."""
+        """Start an agent here; the host is a name of this machine."""
         stdin = () if self._outlives else shared_stdin()
         told = replace(bootstrap, stdin=stdin[0] if stdin else -1, outlives=self._outlives)
         given = told.to_json() + b"\n"
@@ -69,6 +70,6 @@ class LocalDialler:
         )
 
     def settled(self) -> None:
-        """It is known whether this machine has an agent: one that was begun before and not dialled is not needed."""
+        """Dismiss the early process if it was not dialled: it is known now whether this machine has an agent."""
         if self._early is not None:
             self._early.dismiss()

@@ -1,6 +1,6 @@
-"""What the end of a command that should have started an agent means, in the words of whoever said it.
+"""What the end of a command that should have started an agent means, in the words of the failing program.
 
-Owns the choice of the line that says it, and which reasons no further try can change. Runs nothing.
+Owns the choice of the decisive line, and which reasons no further try can change. Runs nothing.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Sequence
 from elastic_driver.launch.dial.dialler import DialFailure
 
 _CLOSED = "kex_exchange_identification: Connection closed by remote host"
-# Lines that frame others or come along with them, and say nothing by themselves.
+# Lines that frame others or accompany them, and are no reason by themselves.
 _NOISE = re.compile(
     r"@+$|@ .* @$"  # the frame of ssh's warning of a changed key
     r"|\++ "  # a shell's `set -x`
     r"|Warning: Permanently added "
     r"|Connection (closed|reset|to) .*UNKNOWN port 65535"  # ssh, about the pipe to its jump host
-    rf"|{_CLOSED}"  # a result of the reason that was told before, or the reason itself
+    rf"|{_CLOSED}"  # a result of the reason reported before, or the reason itself
     r"|env: use -"  # advice
     r"|(stdio forwarding failed|mux_client_request_session: .*)$"
     r"|srun: error: .*: task \d+: Exited with exit code \d+$"
     r"|srun: cluster configuration lacks support for cpu binding$"
     r"|command terminated with (non-zero )?exit code"
 )
-# What somebody has to change first: a key, a file, an installation.
+# Reasons that somebody has to remove first: a key, a file, an installation.
 _PERMANENT = re.compile(
-    r"Permission denied \("  # ssh: no key and no agent of the user's is let in
+    r"Permission denied \("  # ssh: it accepts no key, and no agent of the user's
     r"|Too many authentication failures"
     r"|Host key verification failed"
     r"|REMOTE HOST IDENTIFICATION HAS CHANGED"
@@ -38,10 +38,10 @@ _PERMANENT = re.compile(
 )
 _CHANGED_KEY = re.compile(r"Host key for .* has changed")
 _UNKNOWN_KEY = "its key is not known here: log in once by hand, or see StrictHostKeyChecking in ssh's configuration"
-# A shell's, env's and a container runtime's codes for: no such program; one that cannot be executed.
+# Exit codes of a shell, env and a container runtime: no such program, and one that cannot be executed.
 _NO_PROGRAM = (126, 127)
 _SAYS_NO_PROGRAM = re.compile(
-    r"command terminated with (non-zero )?exit code 12[67]\b"  # kubectl, whose own code is another
+    r"command terminated with (non-zero )?exit code 12[67]\b"  # kubectl, whose own exit code differs
     r"|slurmstepd.*: error: execve\(\): "
 )
 _OLD_PYTHON = "Python 3.11 or later is needed there; --remote-python takes another"
@@ -49,14 +49,14 @@ _NO_PYTHON = "no Python there that can be run by this name; --remote-python take
 
 
 def failure(program: str, host: str, returncode: int, lines: Sequence[str], *, hidden: str = "") -> DialFailure:
-    """Why no agent came up.
+    """Return why no agent came up.
 
     Args:
         program: what was run here: "ssh", "kubectl"; "" for the agent itself.
-        host: on which host the agent was to start.
+        host: on which the agent was to start.
         returncode: of the program; negative for a signal's number.
-        lines: the last that it wrote to its standard error.
-        hidden: a word that nobody is to read.
+        lines: the last lines of its standard error.
+        hidden: a word not to be shown.
     """
     said = [(line.replace(hidden, "...") if hidden else line).strip() for line in lines]
     no_program = returncode in _NO_PROGRAM or any(_SAYS_NO_PROGRAM.match(line) for line in said)
@@ -68,7 +68,7 @@ def failure(program: str, host: str, returncode: int, lines: Sequence[str], *, h
     prefix = f"{program}: " if program and not words.startswith(f"{program}: ") else ""
     named = "" if re.search(rf"(?<![\w.:-]){re.escape(host)}(?![\w-])", words) else f"{host}: "
     permanent = no_program or any(_PERMANENT.search(line) for line in said)
-    # More of the sentence comes behind it.
+    # The rest of the sentence follows it.
     words = words if words.endswith("..") else words.removesuffix(".")
     return DialFailure(prefix + named + words, permanent=permanent)
 
@@ -78,7 +78,7 @@ def _words(said: Sequence[str]) -> str:
     telling = telling or [line for line in said if line.startswith(_CLOSED)]
     if not telling:
         return ""
-    # Before the end of the program there may be the reason that ends it.
+    # The reason that ended the program may be before its last line.
     decisive = [line for line in telling if _PERMANENT.search(line)]
     words = (decisive or telling)[-1]
     if words != "Host key verification failed.":

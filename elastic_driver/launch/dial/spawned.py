@@ -17,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from elastic_driver.system.kernel import pidfd_open
 from elastic_driver.system.tether import tie
 
-# Out of the way of scripts that use descriptors by number, as the tether's.
+# High enough not to collide with scripts that use descriptors by number, like the tether's.
 _FROM = 100
 
 
 class Spawned:
-    """What belongs to the process: it, to be reaped, and descriptors of this process.
+    """A process to be reaped, with the descriptors that belong to it.
 
-    Until it is given something the end of its input is all that tells it of this process's death.
+    Until it is given its input, only the end of that input notifies it of this process's death.
     """
 
     def __init__(
@@ -37,19 +37,19 @@ class Spawned:
         self._descriptors = [stdin, stdin_there, stderr, pidfd]
 
     def signal(self, number: signal.Signals) -> None:
-        """To the process, or its group. Only before it is reaped: until then the number is still its own."""
+        """Signal the process, or its group. Only before it is reaped: until then the PID is still its own."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self._owner, number)
 
     def give(self, data: bytes, *, outlives: bool = False) -> None:
-        """Writes to its standard input, once, and ties it to this process: what happens to the pipe next kills it.
+        """Write to its standard input, once, and tie it to this process: the next event of the pipe kills it.
 
         Args:
-            data: what is written.
-            outlives: whether it is not tied: it goes on when this process dies.
+            data: the input.
+            outlives: whether not to tie it: it continues when this process dies.
 
         Raises:
-            OSError: that is more than a pipe holds.
+            OSError: the input is more than a pipe holds.
         """
         stdin, stdin_there, *_ = self._descriptors
         if os.write(stdin, data) != len(data):
@@ -60,13 +60,13 @@ class Spawned:
         os.close(stdin_there)
 
     def end(self) -> None:
-        """Kills it. Blocks until it is dead, and lets go of all."""
+        """Kill it. Blocks until it is dead, and closes everything."""
         self.signal(signal.SIGKILL)
         self.popen.wait()
         self.close()
 
     def close(self) -> None:
-        """Lets go of the descriptors."""
+        """Close the descriptors."""
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()
@@ -75,7 +75,7 @@ class Spawned:
 def spawn(
     command: Sequence[str], env: Mapping[str, str] | None, *, with_group: bool, more: Sequence[int] = ()
 ) -> Spawned:
-    """Starts a command. Its program is loaded afterwards.
+    """Start a command. Its program is loaded afterwards.
 
     Args:
         command, env, with_group, more: see :func:`~elastic_driver.launch.dial.child.start_child`.
@@ -89,7 +89,7 @@ def spawn(
         on_error.callback(os.close, stdin_there)
         on_error.callback(os.close, stdin)
         os.set_blocking(stdin, False)
-        # The same open file once more: a program that turns its standard input into something else is tied by this.
+        # A copy of the same open file, which ties even a program that replaces its standard input.
         kept = fcntl.fcntl(stdin_there, fcntl.F_DUPFD_CLOEXEC, _FROM)
         childs_ends.callback(os.close, kept)
         stderr, childs_stderr = os.pipe()

@@ -1,7 +1,7 @@
 """An agent on another machine, started by the system's ssh.
 
-Owns ssh's command line. The users' configuration decides everything that is not said here: user, keys, jump hosts,
-which host keys are accepted, whether connections are shared. No password is asked for, by nobody.
+Owns ssh's command line. The users' configuration decides everything that is not set here: user, keys, jump hosts, which
+host keys are accepted, whether connections are shared. No password is ever asked for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elastic_driver.launch.dial.reasons import failure
 from elastic_driver.launch.words import CommandNotFoundError
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 
-# No terminal; no X11, agent or port forwarding, whatever the configuration has for a login by hand; nothing but errors.
+# No terminal; no X11, agent or port forwarding, whatever the configuration says for an interactive login; errors only.
 _OPTIONS = (
     "-T",
     "-x",
@@ -34,16 +34,16 @@ _OPTIONS = (
 class SshDialler:
     """Starts agents through ssh; see :class:`~elastic_driver.launch.dial.dialler.Dialler`.
 
-    What the agent is given goes through its standard input; nothing secret stands on a command line.
+    The bootstrap is sent on the agent's standard input; nothing secret is on a command line.
 
     Args:
         port: of the hosts' ssh servers; None for the configuration's, or 22.
-        logins: by host, the name to log in with; of the others the configuration says it.
+        logins: by host, the login name; for other hosts the configuration decides.
         identity_file: a private key; "" for the configuration's and the agent's.
         connect_timeout_s: until a host has answered as an ssh server, seconds; rounded up.
         python: see :func:`~elastic_driver.launch.dial.agent_command.agent_words`.
-        pythonpath: as well.
-        module: as well.
+        pythonpath: likewise.
+        module: likewise.
         program: ssh, and arguments before all others.
     """
 
@@ -69,12 +69,12 @@ class SshDialler:
         self._agent = agent_words(python, pythonpath, module)
 
     def shows_bootstrap(self, host: str) -> bool:
-        """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
+        """Return False: the bootstrap is sent on the standard input."""
         return False
 
     async def dial(self, host: str, bootstrap: Bootstrap) -> Child:
-        """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
-        # ssh itself warns, and goes on with other keys. It reads ~ and % in its own way.
+        """Start an agent on a host through ssh; see Dialler."""
+        # ssh itself only warns, and continues with other keys. It interprets ~ and % in its own way.
         key = os.path.expanduser(self._identity_file)
         if key and "%" not in key and not await asyncio.to_thread(os.access, key, os.R_OK):
             raise CommandNotFoundError(
@@ -82,6 +82,6 @@ class SshDialler:
             )
         login = self._logins.get(host)
         command = [*self._command, *(() if login is None else ("-l", login)), "--", host, quoted(self._agent)]
-        # Not with its group: a connection that ssh keeps for the user's other sessions may hang on a process there (of
-        # ProxyCommand). What serves this ssh alone ends with it.
+        # Not with its group: a connection that ssh keeps for the user's other sessions may depend on a process there
+        # (of ProxyCommand). Processes that serve this ssh alone end with it.
         return await start_child(command, bootstrap.to_json() + b"\n", partial(failure, "ssh", host), with_group=False)
