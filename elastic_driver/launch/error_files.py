@@ -1,8 +1,8 @@
-"""Error files: where a worker's script leaves the exception that ended it, as torch's ``@record`` writes it.
+"""Error files: hold the exception that ended a worker's script, in the format of torch's ``@record``.
 
-TORCHELASTIC_ERROR_FILE names a file that is not there yet. What a failing script writes there is JSON: ``{"message":
+TORCHELASTIC_ERROR_FILE names a file that does not exist yet. A failing script writes JSON into it: ``{"message":
 {"message": "ValueError: ...", "extraInfo": {"py_callstack": ..., "timestamp": ...}}}``, or a plain text as
-``message``. The agent reads it, bounded, and passes it on as a text; only the driver looks into it.
+``message``. The agent reads it, bounded, and passes it on as text; only the driver parses it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
-# A traceback with a recursion in it has some 100 KB.
+# A traceback with a recursion in it has about 100 KB.
 _MOST_BYTES = 128 << 10
 _MOST_LINES = 20
 _PREFIX = "elastic_driver-errors-"
@@ -30,8 +30,9 @@ _PREFIX = "elastic_driver-errors-"
 class ErrorFiles:
     """The error files of one host's workers: names, in a folder that only this user can read.
 
-    The folder is locked for as long as its agent lives. The next agent of this user on this machine removes those that
-    nobody has locked: of agents that were killed.
+    The folder is locked for as long as its agent lives. The next agent of this user on this machine removes unlocked
+    ones,
+    left by agents that were killed.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class ErrorFiles:
         self._given = 0
 
     def new(self) -> str:
-        """A name for one worker; "" where there is no room for a folder."""
+        """Return a new name for one worker; "" if no folder can be made."""
         if self._folder is None:
             try:
                 self._folder, self._lock = _new_folder()
@@ -51,7 +52,7 @@ class ErrorFiles:
         return str(self._folder / f"{self._given}.json")
 
     def remove(self) -> None:
-        """Removes all of them. Harmless when repeated."""
+        """Remove all of them. Harmless when repeated."""
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -59,13 +60,13 @@ class ErrorFiles:
 
 
 def _new_folder() -> tuple[Path, int]:
-    """A folder, and the descriptor that holds its lock. Raises OSError."""
-    # Before it has its name: whoever finds it finds it locked.
+    """Make a folder. Returns it, and the descriptor that holds its lock. Raises OSError."""
+    # Locked before it has its name, so that nobody finds it unlocked.
     new = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
     lock = -1
     try:
         lock = os.open(new, os.O_RDONLY | os.O_DIRECTORY)
-        with contextlib.suppress(OSError):  # this disc knows no locks: then nobody else can have one either
+        with contextlib.suppress(OSError):  # this disk supports no locks, so no other process can have one either
             fcntl.flock(lock, fcntl.LOCK_SH)
         return new.rename(new.with_name(new.name[1:])), lock
     except BaseException:
@@ -76,7 +77,7 @@ def _new_folder() -> tuple[Path, int]:
 
 
 def _remove_dead(parent: Path) -> None:
-    """Removes the folders of this user's agents that are dead."""
+    """Remove the folders of this user's dead agents."""
     for path in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -89,31 +90,31 @@ def _remove_dead(parent: Path) -> None:
 
 
 def read_error_file(path: str) -> tuple[str, float | None]:
-    """What a worker has left there, and how long ago it wrote that, in seconds.
+    """Return the content of a worker's error file, and its age in seconds.
 
-    ("", None) for nothing, and for what is no file or too long.
+    ("", None) for nothing, and if it is not a regular file or too long.
     """
     if not path:
         return "", None
     with contextlib.suppress(OSError):
-        # Whatever the worker has put there must not hold up who reads it.
+        # Nothing that the worker puts there may block the reader.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             data = file.read(_MOST_BYTES + 1) if stat.S_ISREG(status.st_mode) else b""
             if 0 < len(data) <= _MOST_BYTES:
-                # Whoever has set its time, or the machine's clock, has it written no later than now.
+                # The file's time or the machine's clock may have been changed, but it was not written later than now.
                 return data.decode(errors="replace"), max(0.0, time.time() - status.st_mtime)
     return "", None
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """What such a file says.
+    """The exception recorded in an error file.
 
     Attributes:
         error: the exception in one line: its type and text.
-        callstack: where it was raised, line by line; its end at most.
+        callstack: where it was raised, line by line; only the end of a long one.
     """
 
     error: str
@@ -121,7 +122,7 @@ class Raised:
 
 
 def raised_in(text: str) -> Raised | None:
-    """What an error file says; None when there is none, or it says something else."""
+    """Parse an error file; None if it is empty or invalid."""
     document = _document(text)
     if document is None:
         return None
@@ -136,13 +137,13 @@ def raised_in(text: str) -> Raised | None:
 
 
 def pass_on(path: str, text: str, how: str, returncode: int) -> None:
-    """Writes the error file of this job, which is itself the worker of another launcher. Never fails.
+    """Write the error file of this job, which is itself the worker of another launcher. Never fails.
 
     Args:
-        path: of that launcher's choosing.
-        text: the error file of the first worker that failed; "" where it left none.
-        how: what became of it, in words.
-        returncode: with what it ended.
+        path: chosen by that launcher.
+        text: the error file of the first worker that failed; "" if it left none.
+        how: how it ended, in words.
+        returncode: its exit code.
     """
     document = _document(text)
     if document is None:

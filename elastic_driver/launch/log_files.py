@@ -1,7 +1,7 @@
-"""The files under ``--output-filename`` and ``--log-dir``: what each worker wrote.
+"""The files under ``--output-filename`` and ``--log-dir``: the output of each worker.
 
-Others may be able to write to that folder as well: nothing there is followed, cut, or waited for. All of it is done in
-the thread of a :class:`~elastic_driver.system.file_writer.FileWriter`, as a disc may hang.
+Others may be able to write to that folder as well: no link is followed, no file truncated, and nothing there can block.
+All work is done in the thread of a :class:`~elastic_driver.system.file_writer.FileWriter`, since a disk may hang.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from elastic_driver.system.file_writer import FileWriter
 from elastic_driver.system.safe_files import open_folder_inside, open_inside
 
 NAMES: Mapping[Stream, str] = MappingProxyType({"stdout": "stdout", "stderr": "stderr"})
-"""Of the files under ``--output-filename``."""
+"""Names of the files under ``--output-filename``."""
 
 
 class LogFiles:
-    """``DIR/rank.R/stdout`` and ``stderr``: appended to, so that an earlier attempt's log stays.
+    """``DIR/rank.R/stdout`` and ``stderr``: appended to, so that an earlier attempt's log is kept.
 
-    A file that cannot be written (the disc is full) is reported once, and tried again with the next output. It may be
-    a named pipe that is read; when the reader goes, or does not keep up, it is given up.
+    A file that cannot be written (the disk is full) is reported once, and retried with the next output. It may be a
+    named
+    pipe with a reader; if the reader ends, or does not keep up, the pipe is given up.
 
     Args:
-        folder: ``DIR``; it and what is below it is made where it is not there.
+        folder: ``DIR``; missing folders are made.
         name: ``rank.R``.
-        writer: does what may block.
-        warn: takes reports, in any thread.
+        writer: does everything that may block.
+        warn: called with warnings, in any thread.
         names: of the files; a stream without one is not kept.
     """
 
@@ -52,7 +53,7 @@ class LogFiles:
         self._name = name
         self._writer = writer
         self._warn = warn
-        # What follows is the writer's thread's alone.
+        # The following belong to the writer's thread alone.
         self._warned = False
         self._descriptors: dict[Stream, int] = {}
         self._pipes: set[Stream] = set()
@@ -60,18 +61,18 @@ class LogFiles:
         writer.put(self._open)
 
     def begin(self, worker: WorkerId, pid: int) -> None:
-        """Writes the header of this attempt into the files."""
+        """Write the header of this attempt into the files."""
         header = f"===== worker {worker.key}, pid {pid}, started {time.asctime()} =====\n".encode()
         for stream in self._names:
             self.write(stream, header)
 
     def write(self, stream: Stream, data: bytes) -> None:
-        """Appends whole lines, soon. Never blocks."""
+        """Append whole lines, soon. Never blocks."""
         if not self._writer.put(functools.partial(self._write, stream, data), len(data)):
             self._warn(f"some of the output of workers is not in {self._folder}: the disc does not keep up")
 
     def close(self) -> None:
-        """Closes the files when all is written. Harmless when repeated."""
+        """Close the files when everything is written. Harmless when repeated."""
         self._writer.put(self._close)
 
     # --- in the writer's thread ------------------------------------------------------------------------------------
@@ -115,7 +116,7 @@ class LogFiles:
             self._torn.discard(stream)
 
     def _give_up(self, stream: Stream, error: OSError) -> None:
-        """A pipe's reader is no disc that may have room again."""
+        """Close a pipe for good: unlike a disk, its reader will not recover."""
         os.close(self._descriptors.pop(stream))
         if isinstance(error, BlockingIOError):
             error = OSError(error.errno, "its reader does not keep up")
@@ -124,7 +125,7 @@ class LogFiles:
     def _close(self) -> None:
         while self._descriptors:
             stream, descriptor = self._descriptors.popitem()
-            # Some file systems tell only here that the disc is full.
+            # Some file systems only report here that the disk is full.
             try:
                 os.close(descriptor)
             except OSError as error:

@@ -1,7 +1,7 @@
-"""Starting a job's ranks by mpirun: which one this is, and what it is to be told.
+"""Starting a job's ranks by mpirun: finds out which mpirun it is, and composes its command line.
 
-Owns the words of its command line, by implementation: Open MPI's own launcher, and hydra, which MPICH and others have.
-Pure, but for looking for it. What the ranks do then is worker/launched/.
+Owns the words of the command line, by implementation: Open MPI's own launcher, and hydra, of MPICH and others. Pure,
+except for finding mpirun. The ranks' own part is in worker/launched/.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.hosts import Host
 from elastic_driver.settings.settings import Settings
 
-# Before the launcher has said which one it is. It starts nothing for that.
+# Until the launcher has reported its version. It starts nothing for that.
 _VERSION_S = 30.0
-# From so many hosts on Open MPI's starting by tree and by turns costs more than it saves; Horovod's figure.
+# From so many hosts on Open MPI's starts by tree and in turns cost more than they save; Horovod's figure.
 _MANY_HOSTS = 64
-# Where a cluster's manager has given this job hosts, mpirun takes them when it is named none.
+# If a cluster's manager has allocated hosts to this job, mpirun uses them unless it is given others.
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 
 
 class Flavour(Enum):
-    """Whose launcher it is."""
+    """The implementation of the launcher."""
 
     OPEN_MPI = "Open MPI"
     HYDRA = "MPICH"
@@ -34,7 +34,7 @@ class Flavour(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is to be executed.
+    """The command to execute.
 
     Attributes:
         words: the program's path first.
@@ -46,10 +46,10 @@ class Call:
 
 
 def find_mpirun(environ: Mapping[str, str]) -> tuple[str, Flavour]:
-    """The mpirun of this environment's PATH. Blocks until it has named itself.
+    """Return the mpirun on this environment's PATH. Blocks until it has reported its version.
 
     Raises:
-        SettingsError: there is none, or none that is known.
+        SettingsError: there is none, or it is unknown.
     """
     path = shutil.which("mpirun", path=environ.get("PATH"))
     if path is None:
@@ -73,10 +73,10 @@ def find_mpirun(environ: Mapping[str, str]) -> tuple[str, Flavour]:
 
 
 def flavour_of(path: str, said: str) -> Flavour:
-    """Whose it is, by what it says of its version.
+    """Return the implementation, given what it reports as its version.
 
     Raises:
-        SettingsError: nobody's that is known.
+        SettingsError: it is unknown.
     """
     if "Open MPI" in said or "OpenRTE" in said:
         return Flavour.OPEN_MPI
@@ -95,18 +95,18 @@ def call_of(
     names: Sequence[str],
     is_root: bool,
 ) -> Call:
-    """How to have a job's ranks started.
+    """Return the command that starts a job's ranks.
 
     Args:
         settings: of a job with ``mpi``.
         path: mpirun's.
         flavour: its kind.
-        environ: of the ranks; it has mpirun started in it.
-        names: which of these other machines are given.
-        is_root: whether the user is root, whom Open MPI does not start anything for unasked.
+        environ: of the ranks; mpirun is started in it.
+        names: the variables to pass to other machines.
+        is_root: whether the user is root, for whom Open MPI starts nothing unless told to.
 
     Raises:
-        SettingsError: this mpirun cannot do what is asked.
+        SettingsError: this mpirun does not support the settings.
     """
     assert settings.mpi is not None
     hosts = settings.hosts or ()
@@ -171,7 +171,7 @@ def _hydra(
     if settings.network_interfaces:
         words += ["-iface", settings.network_interfaces[0]]
     if names:
-        # Else it gives all of its own, of which some are this machine's alone.
+        # Otherwise it passes all of its own variables, some of which are meant for this machine only.
         words += ["-genvlist", ",".join(names)]
     return words
 

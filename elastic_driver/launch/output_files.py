@@ -1,7 +1,7 @@
 """Where the workers' output goes on the driver's machine: to the console, and into files (``--output-filename``).
 
-What torchrun's options say of it is in :mod:`elastic_driver.launch.rank_logs`. Owns the files of each worker. Knows
-nothing of how the output has come here.
+torchrun's options for it are in :mod:`elastic_driver.launch.rank_logs`. Owns the files of each worker. Knows nothing of
+how the output arrives here.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from elastic_driver.words import Bar
 _log = logging.getLogger(__name__)
 
 DESCRIPTORS_EACH = 2
-"""Of the driver's open files, that a worker takes when its output is kept."""
+"""Open files of the driver that each worker needs if its output is kept."""
 
 
 class Screen(Protocol):
-    """Shows output; the console does."""
+    """Shows output; the console implements it."""
 
     def write(self, stream: Stream, data: bytes) -> None:
-        """Takes whole lines, prefix and newline included."""
+        """Show whole lines, prefix and newline included."""
 
     def bar(self, worker: WorkerId, bar: Bar | None) -> None:
-        """Takes the newest state of a line that a worker redraws, without data where that stream has none any more.
+        """Show the newest state of a worker's progress bar; without data its stream has no bar any more.
 
-        None where the worker has none at all.
+        None: the worker has no bar at all.
         """
 
 
 class _NoScreen:
-    """Shows nothing: somebody else does."""
+    """Shows nothing, if output is shown elsewhere."""
 
     def write(self, stream: Stream, data: bytes) -> None:
-        """See Screen."""
+        """Show nothing."""
 
     def bar(self, worker: WorkerId, bar: Bar | None) -> None:
-        """See Screen."""
+        """Show nothing."""
 
 
 NO_SCREEN = _NoScreen()
@@ -60,14 +60,15 @@ class OutputFiles:
     """Passes the workers' output on, and keeps it. Implements OutputSink; a context manager, which ends the writing.
 
     Args:
-        screen: takes all output, too.
+        screen: shows all output, too.
         folder: keeps each worker's in ``rank.R/stdout`` and ``stderr``, that of other processes under their labels;
-            None to keep none.
+            None to
+            keep none.
         width: digits of R.
-        logs: keeps, too, and says what the screen gets; None where nothing was said of that.
-        keeping: counts what is written to files; None where nobody wants to know.
-        is_shown: whether the screen has a stream of a worker already, as it was written; None for none.
-        warn: takes one-line reports of what went wrong and does not end the job. The log, when not given.
+        logs: keeps output, too, and selects what the screen shows; None without such options.
+        keeping: counts the output written to files; None to count none.
+        is_shown: returns whether the screen already shows a stream of a worker, as it was written; None for none.
+        warn: called with one-line warnings about failures that do not end the job. Default: the log.
     """
 
     def __init__(
@@ -91,11 +92,11 @@ class OutputFiles:
         self._writer: FileWriter | None = None  # made with the first worker
         self._files: dict[WorkerId, LogFiles] = {}
         self._disc_warned = False
-        self._is_lacking = False  # written by the writer's thread, too
+        self._is_lacking = False  # also written by the writer's thread
 
     @property
     def has_all(self) -> bool:
-        """Whether files have all that workers have written. Torchrun's options choose among ranks and streams."""
+        """Whether the files have all output of workers. torchrun's options select some of the ranks and streams."""
         return self._folder is not None and not self._is_lacking
 
     def __enter__(self) -> Self:
@@ -105,7 +106,7 @@ class OutputFiles:
         self.close()
 
     def begin(self, worker: WorkerId, pid: int, rank: int, label: str) -> None:
-        """See OutputSink."""
+        """Open the files of a worker that runs."""
         keeps_logs = self._logs is not None and self._logs.keeps_files
         if self._folder is None and not keeps_logs:
             return
@@ -119,7 +120,7 @@ class OutputFiles:
         try:
             if self._writer is None:
                 self._writer = FileWriter("elasticrun-files")
-        except RuntimeError as error:  # no thread can be started
+        except RuntimeError as error:  # cannot start a thread
             self._is_lacking = True
             self._warn_disc(f"cannot write the output of workers to {self._kept_in}: {in_words(error)}")
             return
@@ -133,7 +134,7 @@ class OutputFiles:
         files.begin(worker, pid)
 
     def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
-        """See OutputSink."""
+        """Write whole lines to the files, and show them."""
         files = self._files.get(worker)
         if files is not None:
             files.write(stream, data)
@@ -144,7 +145,7 @@ class OutputFiles:
             self._screen.write(stream, shown)
 
     def bar(self, worker: WorkerId, bar: Bar) -> None:
-        """See OutputSink. What files get of it is not counted: a later state, or the last one, says more."""
+        """Show a bar's state, and write it to files if it is a line; not counted, since later states replace it."""
         files = self._files.get(worker)
         if files is not None and bar.is_line:
             files.write(bar.stream, bar.data)
@@ -156,7 +157,7 @@ class OutputFiles:
             self._screen.bar(worker, replace(bar, data=shown))
 
     def end(self, worker: WorkerId) -> None:
-        """See OutputSink."""
+        """Close the files of a worker that has ended."""
         self._screen.bar(worker, None)
         files = self._files.pop(worker, None)
         if files is not None:
@@ -165,7 +166,7 @@ class OutputFiles:
             self._logs.end(worker)
 
     def close(self) -> None:
-        """Ends the writing. Blocks until all is written, or for a few seconds. Harmless when repeated."""
+        """End the writing. Blocks until everything is written, for at most a few seconds. Harmless when repeated."""
         for worker in tuple(self._files):
             self.end(worker)
         if self._logs is not None:

@@ -1,9 +1,9 @@
-"""The workers' output as torchrun's options have it: to files or to the terminal or to both, by local rank.
+"""The workers' output according to torchrun's options: to files or to the terminal or to both, by local rank.
 
-Owns which lines go where, and what stands before them on the terminal. Files are ``DIR/ID/LOCAL_RANK/stdout.log``,
-``DIR/ID/HOST/LOCAL_RANK/stdout.log`` where there may be several hosts: what a worker wrote, without a prefix, behind a
-line that says which process begins there. All generations of a job are in the same files, one behind the other, and so
-are the jobs of one name: nothing is ever deleted.
+Owns which lines go where, and their prefix on the terminal. Files are ``DIR/ID/LOCAL_RANK/stdout.log``,
+``DIR/ID/HOST/LOCAL_RANK/stdout.log`` if there may be several hosts: the output of a worker, without a prefix, after a
+line that says which process begins there. All generations of a job are in the same files, one after the other, and so
+are jobs with the same name: nothing is ever deleted.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from elastic_driver.launch.words import Stream
 from elastic_driver.settings.logs import ERR, OUT, Logs
 from elastic_driver.system.file_writer import FileWriter
 
-# What stands before each line that comes from a host (WorkerOutput): perhaps the time, then the rank and the stream.
+# The prefix of each line that comes from a host (WorkerOutput): the time if asked for, then the rank and the stream.
 _PREFIX = re.compile(rb"^[^\[\n]*\[(?P<rank>[^\]\n]*)\]<(?:stdout|stderr)>:", re.MULTILINE)
 _BITS: dict[Stream, int] = {"stdout": OUT, "stderr": ERR}
 _FILES: dict[Stream, str] = {"stdout": "stdout.log", "stderr": "stderr.log"}
 
 
 class RankLogs:
-    """Divides the output of a job's workers. Used on the event loop.
+    """Distributes the output of a job's workers. Used on the event loop.
 
     Args:
         logs: what goes where.
@@ -47,7 +47,7 @@ class RankLogs:
 
     @property
     def folder(self) -> Path:
-        """Where the job's files are."""
+        """The folder of the job's files."""
         return self._folder / self._name
 
     @property
@@ -56,13 +56,13 @@ class RankLogs:
         return self._logs.keeps_files
 
     def begin(self, worker: WorkerId, pid: int, writer: FileWriter, warn: Callable[[str], None]) -> None:
-        """A worker runs. Comes before its output; only where files are kept.
+        """Open the files of a worker that runs. Called before its output; only if files are kept.
 
         Args:
-            worker: which.
+            worker: the worker.
             pid: of its process.
-            writer: does what may block.
-            warn: takes reports, in any thread.
+            writer: does everything that may block.
+            warn: called with warnings, in any thread.
         """
         streams: list[Stream] = [stream for stream in _BITS if self._is_kept(worker, stream)]
         if streams:
@@ -78,7 +78,7 @@ class RankLogs:
                 self._matches = LogFiles(self._folder, self._name, writer, warn, names=filtered)
 
     def take(self, worker: WorkerId, stream: Stream, data: bytes) -> bytes:
-        """Takes whole lines with their prefix. Returns what the terminal shows of them."""
+        """Write whole lines with their prefix to the files. Returns the part to show on the terminal."""
         files = self._files.get(worker)
         if files is not None and self._is_kept(worker, stream):
             files.write(stream, _PREFIX.sub(b"", data))
@@ -91,17 +91,17 @@ class RankLogs:
         return shown if self.is_shown(worker, stream) else b""
 
     def on_terminal(self, worker: WorkerId, stream: Stream, data: bytes) -> bytes:
-        """What the terminal shows of such lines, which are kept nowhere."""
+        """Return the part of such lines to show on the terminal, without keeping any."""
         return self._with_prefix(data, worker) if self.is_shown(worker, stream) else b""
 
     def end(self, worker: WorkerId) -> None:
-        """Nothing more comes of this worker."""
+        """Close the files of a worker that has ended."""
         files = self._files.pop(worker, None)
         if files is not None:
             files.close()
 
     def close(self) -> None:
-        """Nothing more comes of any."""
+        """Close all files."""
         for worker in tuple(self._files):
             self.end(worker)
         if self._matches is not None:
@@ -113,7 +113,7 @@ class RankLogs:
         return bool(bits & _BITS[stream])
 
     def is_shown(self, worker: WorkerId, stream: Stream) -> bool:
-        """Whether the terminal shows a stream of a worker."""
+        """Return whether the terminal shows a stream of a worker."""
         redirected = self._logs.redirects.of(worker.slot) & ~self._logs.tee.of(worker.slot)
         chosen = self._logs.shown is None or worker.slot in self._logs.shown
         return chosen and not redirected & _BITS[stream]

@@ -1,4 +1,4 @@
-"""What all who start processes speak of: how a process ended, where its output goes, which signals are passed on.
+"""The vocabulary for starting processes: how a process ended, where its output goes, which signals are passed on.
 
 Owns no process.
 """
@@ -15,7 +15,7 @@ from elastic_driver.words import Bar
 
 Stream = Literal["stdout", "stderr"]
 
-# The note of an end that was the OOM killer's.
+# The note of an end caused by the OOM killer.
 OUT_OF_MEMORY = "out of memory: the kernel's OOM killer"
 
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
@@ -32,8 +32,8 @@ class ExitStatus:
 
     Attributes:
         returncode: the exit code, or minus the number of the signal that killed it (as in :mod:`subprocess`).
-        reason: says it instead, where nobody has seen the end ("lost with its host").
-        note: what is known of it beside; "" for nothing.
+        reason: describes the end instead, if it was not observed ("lost with its host").
+        note: what else is known of it; "" for nothing.
     """
 
     returncode: int
@@ -47,17 +47,17 @@ class ExitStatus:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the kernel's OOM killer took it."""
+        """Whether the kernel's OOM killer killed it."""
         return self.note == OUT_OF_MEMORY
 
     @property
     def signal_name(self) -> str | None:
-        """``SIGKILL`` and the like; None when no signal ended it."""
+        """``SIGKILL`` and the like; None if no signal ended it."""
         if self.returncode >= 0:
             return None
         try:
             return signal.Signals(-self.returncode).name
-        except ValueError:  # the real-time signals have no names
+        except ValueError:  # real-time signals have no names
             return f"signal {-self.returncode}"
 
     def __str__(self) -> str:
@@ -69,23 +69,23 @@ class ExitStatus:
 
 
 class OutputSink(Protocol):
-    """Takes the workers' output. Called on the event loop."""
+    """Receives the workers' output. Called on the event loop."""
 
     def begin(self, worker: WorkerId, pid: int, rank: int, label: str) -> None:
-        """A worker runs, and was started for this rank. Comes before its output.
+        """A worker runs, and was started for this rank. Called before its output.
 
         Args:
-            worker: which.
+            worker: the worker.
             pid: of its process.
             rank: -1 for a process that has none.
-            label: as it stands in the prefix of its output at first.
+            label: in the prefix of its output at first.
         """
 
     def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
-        """Takes whole lines, prefix and newline included."""
+        """Receive whole lines, prefix and newline included."""
 
     def bar(self, worker: WorkerId, bar: Bar) -> None:
-        """Takes the newest state of a line that the worker redraws; its last one comes as a line of its own, too."""
+        """Receive the newest state of a line that the worker redraws; the last one also comes as an ordinary line."""
 
     def end(self, worker: WorkerId) -> None:
-        """Nothing more comes of this worker."""
+        """Receive nothing more from this worker."""

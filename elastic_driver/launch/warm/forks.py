@@ -1,8 +1,8 @@
-"""Workers that are forked from a warmed process: the keeper's end.
+"""Workers forked from a warmed process: the keeper's end.
 
 Keeps one process that has imported the heavy modules of the workers' command (:mod:`~elastic_driver.launch.warm.hook`
-is what runs in it), and asks it for workers. It is a help and no more: whatever goes wrong with it, the worker is
-started afresh, and a line says why when that is so from now on.
+runs in it), and asks it for workers. It is only an optimisation: whatever goes wrong with it, the worker is started
+afresh, and a warning says why if that is permanent.
 
 Each process made there is this process's own child, so that it is watched, signalled and reaped like any other. Until
 its keeper knows of it, it is in the warmed process's group; killing and reaping that group leaves nothing behind.
@@ -53,8 +53,8 @@ from elastic_driver.system.tasks import start_task
 from elastic_driver.system.tether import Tether
 
 HOOK = Path(__file__).with_name("hook")
-# What one worker's environment has otherwise than another's, and who the driver is: whatever is imported must not pass
-# for a worker. All the rest must be equal: a library may have read it while it was imported.
+# Variables in which workers differ, and those that name the driver: imported code must not pass for a worker. All
+# others must be equal: a library may have read them while it was imported.
 _OWN = frozenset(
     (
         ENV_WORKER,
@@ -75,27 +75,27 @@ _OWN = frozenset(
         *(f"HOROVOD_{scope}{number}" for scope in ("", "LOCAL_", "CROSS_") for number in ("RANK", "SIZE")),
     )
 )
-# Room for those variables in the place where /proc reads a process's environment.
+# Room for those variables in the memory where /proc reads a process's environment.
 _ROOM = 4096
-# Imports of more than a minute hang, or read from a disc that does.
+# Imports of more than a minute hang, or read from a hung disk.
 WARM_UP_S = 60.0
 # A fork takes milliseconds. A worker waits this long for a warmed process that was stopped, then it starts afresh.
 FORK_S = 2.0
-# After this many failures without a fork in between, something here does not let it live.
+# After this many failures without a fork in between, something here prevents it from running.
 _MAX_FAILURES = 5
-# A SIGKILLed process can linger in the kernel, when it imports from a dead network disc; then it is left behind.
+# A SIGKILLed process can linger in the kernel, when it imports from a dead network disk; then it is left behind.
 _KILL_S = 5.0
 
 
 class ForkedProcess:
-    """A child that another process made for us. Reaps as :class:`subprocess.Popen` does."""
+    """A child that another process made for this one. Reaps like :class:`subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._reaped = False
 
     def wait(self) -> None:
-        """Blocks until it is dead, and reaps it. Harmless when repeated."""
+        """Wait until it is dead, and reap it. Blocks until then. Harmless when repeated."""
         if not self._reaped:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
@@ -104,7 +104,7 @@ class ForkedProcess:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a warmed process is made for: workers whose command, environment, folder and umask are these."""
+    """The workers for which a warmed process is made: those with this command, environment, folder and umask."""
 
     command: tuple[str, ...]
     env: dict[str, str]
@@ -120,11 +120,11 @@ class _Warmed:
     """A warmed process.
 
     Attributes:
-        ready: whether it takes requests.
-        reason: why it was killed; None when we did not.
+        ready: whether it accepts requests.
+        reason: why it was killed; None if this process did not kill it.
         wanted: whether its death is a failure.
         ended: whether it is killed and reaped.
-        settled: done when it is known whether it ever will be ready.
+        settled: done when it is known whether it will ever be ready.
     """
 
     plan: _Plan
@@ -146,11 +146,12 @@ class WarmStarts:
 
     Args:
         preload: modules to import; None to choose them by the script.
-        pool: where what blocks is done.
+        pool: runs blocking work.
         guard: ends the warmed process when the driver is dead.
         tether: ends the workers then.
-        warn: takes one-line reports.
-        on_ready: called with the warmed process's id and the seconds it took, whenever workers can be forked from now.
+        warn: called with one-line warnings.
+        on_ready: called with the warmed process's PID and the seconds it took, whenever workers can be forked from now
+            on.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class WarmStarts:
         self._tether = tether
         self._warn = warn
         self._on_ready = on_ready
-        # Held over each fork, and where a warmed process is killed and reaped: never both at once.
+        # Held during each fork, and while a warmed process is killed and reaped: never both at once.
         self._lock = threading.Lock()
         self._wanted_plan: _Plan | None = None
         self._last_inputs: tuple[object, ...] = ()
@@ -178,19 +179,19 @@ class WarmStarts:
         self._burials: set[asyncio.Task[None]] = set()
         self._off = False
         self._failures = 0
-        self._was_first = False  # there has been a warmed process, or cannot be one
+        self._was_first = False  # whether there has been a warmed process, or cannot be one
 
     @property
     def pid(self) -> int | None:
-        """The warmed process's id; None when there is none."""
+        """The warmed process's PID; None if there is none."""
         return None if self._current is None else self._current.popen.pid
 
     def is_ready(self) -> bool:
-        """Whether the next worker can be forked."""
+        """Return whether the next worker can be forked."""
         return self._current is not None and self._current.ready
 
     def warm_up(self) -> None:
-        """Starts the warmed process, if the workers' command can have one and there is none."""
+        """Start the warmed process, if the workers' command can have one and there is none."""
         if self._off or self._current is not None or self._wanted_plan is None:
             return
         try:
@@ -199,10 +200,11 @@ class WarmStarts:
             self._give_up(f"cannot start the process that they are to be forked from: {in_words(error)}")
 
     async def wait_first(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Has the first workers forked, too: one import for all of a host, and not one for each.
+        """Fork the first workers, too: one import for all of a host instead of one for each.
 
-        Starts the warmed process that this worker can be forked from, and blocks until it is ready, or known not to
-        become so. Does nothing when there has been one.
+        Starts the warmed process from which this worker can be forked, and blocks until it is ready, or known not to
+        become so.
+        Does nothing if there has been one.
         """
         if self._off or self._was_first:
             return
@@ -214,13 +216,13 @@ class WarmStarts:
         self._was_first = True
 
     def wait_no_more(self) -> None:
-        """Has :meth:`wait_first` return now."""
+        """Make :meth:`wait_first` return now."""
         self._was_first = True
         if self._current is not None:
             set_once(self._current.settled)
 
     async def close(self) -> None:
-        """Ends the warmed process. Blocks until it is gone."""
+        """End the warmed process. Blocks until it is gone."""
         self._off = True
         current = self._current
         if current is not None:
@@ -251,7 +253,8 @@ class WarmStarts:
                 "PYTHONPATH": str(HOOK) if not path else f"{HOOK}{os.pathsep}{path}",
                 ENV_WARM: f"{far.fileno()}:{out_read}:{err_read}:" + "." * _ROOM,
             }
-            # What it writes while it imports stays in the pipes until it reads them itself: each worker says it again.
+            # What it writes while it imports stays in the pipes until it reads them itself: each worker writes it
+            # again.
             popen = subprocess.Popen(
                 plan.command,
                 stdin=subprocess.DEVNULL,
@@ -265,7 +268,7 @@ class WarmStarts:
             dead: asyncio.Future[None] = self._loop.create_future()
             warmed = _Warmed(plan, popen, control, time.monotonic(), dead, self._loop.create_future())
             try:
-                # The buffer takes it at once; if it does not, this is no environment to fork with.
+                # The buffer takes it at once; if it does not, this environment is too large to fork with.
                 control.setblocking(False)
                 _send(control, {"env": plan.env, "preload": list(plan.preload), "must": plan.must})
                 control.settimeout(FORK_S)
@@ -289,7 +292,7 @@ class WarmStarts:
         try:
             answer = _receive(warmed.control)
         except (OSError, EOFError, ValueError):
-            return  # it is dead, or about to be: _died() comes next
+            return  # it is dead, or about to be: _died() follows
         if "refused" in answer:
             warmed.wanted = False
             self._give_up(str(answer["refused"]))
@@ -323,7 +326,7 @@ class WarmStarts:
 
     def _died(self, warmed: _Warmed) -> None:
         if warmed.has_reader:
-            self._answered(warmed)  # it may have said why
+            self._answered(warmed)  # it may have reported why
         warmed.ready = False
         set_once(warmed.settled)
         burial = start_task(self._bury(warmed))
@@ -359,14 +362,14 @@ class WarmStarts:
             self._plan(tuple(command), env)
 
     def fork(self, command: Sequence[str], env: Mapping[str, str], given: Given | None = None) -> Spawned | None:
-        """Forks a worker. Blocks until it is about to run its program.
+        """Fork a worker. Blocks until it is about to run its program.
 
         Args:
             command, env: what it runs, and its whole environment.
             given: its standard input; None for none.
 
         Returns:
-            None when there is nothing to fork it from: it is to be started afresh.
+            None if there is nothing to fork it from: it has to be started afresh.
         """
         if self._off:
             return None
@@ -379,7 +382,7 @@ class WarmStarts:
             if plan is None or warmed is None or warmed.ended:
                 return None
             if plan != warmed.plan:
-                # What the next workers are like, this one most likely is.
+                # The next workers are most likely to be like this one.
                 warmed.wanted = False
                 self._end(warmed)
                 return None
@@ -430,7 +433,7 @@ class WarmStarts:
 
 
 def _kill_group(popen: subprocess.Popen[bytes]) -> None:
-    """Kills and reaps the warmed process, and what it has made that nobody was told of."""
+    """Kill and reap the warmed process, and its clones not yet known to this process."""
     with contextlib.suppress(OSError):
         os.killpg(popen.pid, signal.SIGKILL)
     try:
@@ -460,7 +463,7 @@ def _fork(control: socket.socket, request: Mapping[str, Any], tether: Tether, gi
             _send(control, asked, far.fileno(), *stdin, *ends.values(), *tied.descriptors())
             childs_ends.close()
             pid = struct.unpack("=q", _exactly(launch, 8, deadline))[0]
-            # Not yet told to go on, so it ends when this fails.
+            # It still waits for the signal to continue, so it ends if this fails.
             leader = psutil.Process(pid)
             if exit_status(pid) is not None:
                 raise EOFError
@@ -469,7 +472,7 @@ def _fork(control: socket.socket, request: Mapping[str, Any], tether: Tether, gi
             try:
                 _exactly(launch, 1, deadline)
             except BaseException:
-                # Out of the group that is killed next, perhaps: nobody else would end it.
+                # It may have left the group that is killed next: nothing else would end it.
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
                 ForkedProcess(pid).wait()
@@ -509,7 +512,7 @@ def _receive(control: socket.socket) -> Any:
 
 
 def _umask() -> int:
-    """The umask, without changing it for a moment, as os.umask() would."""
+    """Return the umask, without changing it for a moment, as os.umask() would."""
     with open("/proc/self/status", "rb") as status:
         for line in status:
             if line.startswith(b"Umask:"):

@@ -1,4 +1,4 @@
-"""What a command's warmed process is to import: reading the command line and the script, running neither."""
+"""Which modules a command's warmed process imports: reads the command line and the script, without running either."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 # Packages whose import takes long enough to be worth it, starts no thread and reads nothing that a script sets later.
 HEAVY = ("torch", "numpy", "scipy", "pandas", "sklearn", "torchvision", "transformers", "elastic_driver", "horovod")
 
-# What torch's optimizers import when the first is made: it takes longer than torch itself.
+# torch's optimizers import it when the first one is made: it takes longer than torch itself.
 OPTIMIZERS_NEED = "torch._dynamo"
-# These import torch before all else, and then look at what a worker's place is, as no warmed process can know.
+# These import torch before everything else, and then read a worker's place, which no warmed process can know.
 _ON_TORCH = ("accelerate", "lightning", "pytorch_lightning")
-# Common ones that may stand before: importing them changes nothing for those above.
+# Common ones that may come before: importing them does not affect those above.
 _HARMLESS = ("absl", "attr", "filelock", "packaging", "PIL", "psutil", "requests", "tqdm", "typing_extensions", "yaml")
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
-# Options without a value that leave the start as it is as far as the warmed process can tell. Not among them: those
-# that ignore PYTHONPATH or site (-E, -I, -S), read the program from elsewhere (-c, -) or stay afterwards (-i).
+# Options without a value that leave the start as it is, as far as the warmed process is concerned. Not among them:
+# those that ignore PYTHONPATH or site (-E, -I, -S), read the program from elsewhere (-c, -) or stay afterwards (-i).
 _PLAIN_OPTIONS = re.compile(r"-[bBdOqsuP]+(?P<last>m)?")
 
 
@@ -31,9 +31,10 @@ class PythonCommand:
     """A command that runs a Python script or module.
 
     Attributes:
-        files: what Python runs, in this order: the script, or the packages of a module and the module. Empty when it
-            was not found (an installed module).
-        folder: what Python will put first on sys.path.
+        files: the files that Python runs, in this order: the script, or the packages of a module and the module. Empty
+            if
+            not found (an installed module).
+        folder: the one that Python will put first on sys.path.
     """
 
     files: tuple[Path, ...]
@@ -41,12 +42,12 @@ class PythonCommand:
 
 
 def is_python(word: str) -> bool:
-    """Whether the first word of a command is a Python's name."""
+    """Return whether the first word of a command is the name of a Python."""
     return _PYTHON.fullmatch(os.path.basename(word)) is not None
 
 
 def read_command(command: Sequence[str], cwd: Path) -> PythonCommand | None:
-    """What ``python [options] script ...`` or ``-m module`` runs; None for any other command."""
+    """Parse ``python [options] script ...`` or ``-m module``; None for any other command."""
     words = list(command)
     if not words or not is_python(words[0]):
         return None
@@ -82,10 +83,11 @@ def _module(name: str, cwd: Path) -> PythonCommand:
 
 
 def heavy_imports(files: Iterable[Path], folder: Path) -> tuple[str, ...]:
-    """The heavy modules that these files, and the folder's modules that they import, import at their top levels.
+    """Return the heavy modules that these files, and the folder's modules that they import, import at their top levels.
 
-    Only those before anything that could matter to them: a call, a changed variable, a module that is not known to
-    leave others alone. What they find then at their import would come too late.
+    Only those before anything that could affect them: a call, a changed variable, a module not known to be harmless.
+    Such
+    an effect would come too late for a module that has been imported already.
     """
     heavy: dict[str, None] = {}
     seen_files: set[Path] = set()
@@ -98,7 +100,7 @@ def heavy_imports(files: Iterable[Path], folder: Path) -> tuple[str, ...]:
 
 
 def _collect(file: Path, folder: Path, heavy: dict[str, None], seen_files: set[Path]) -> bool:
-    """Reads one file, once however many others import it. Returns whether its whole top level is harmless."""
+    """Read one file, once however many others import it. Returns whether its whole top level is harmless."""
     seen_files.add(file)
     try:
         tree = ast.parse(file.read_bytes())
@@ -144,7 +146,7 @@ def _imported(statement: ast.stmt) -> list[str] | None:
 
 
 def _is_harmless(statement: ast.stmt) -> bool:
-    """Whether it is a text, a definition, or gives a name a value without calling anything."""
+    """Return whether it is a string, a definition, or an assignment that calls nothing."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return True
     if isinstance(statement, ast.Expr):
@@ -157,7 +159,7 @@ def _is_harmless(statement: ast.stmt) -> bool:
 
 
 def is_program(path: str | None) -> bool:
-    """Whether this is a compiled program: a script could start Python in a way that skips what holds it."""
+    """Return whether this is a compiled program: a script could start Python in a way that bypasses the hook."""
     try:
         with open(path or "", "rb") as file:
             return file.read(4) == b"\x7fELF"
@@ -166,7 +168,7 @@ def is_program(path: str | None) -> bool:
 
 
 def shadowed(names: Iterable[str], folder: Path) -> str | None:
-    """The first of these modules that a fresh worker would find in the script's own folder instead."""
+    """Return the first of these modules that a fresh worker would find in the script's own folder instead."""
     try:
         entries = {entry.partition(".")[0] for entry in os.listdir(folder)}
     except OSError:

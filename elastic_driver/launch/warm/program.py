@@ -1,8 +1,9 @@
-"""What can be seen in a command's script without running it: whether it calls ``init()``, so that its workers reset in
-place from the start on; what it imports; whether it can work with no others at all.
+"""Analyses a command's script without running it.
 
-What is not seen (a shell that runs the script, code in an installed module, names that are made at run time) costs
-nothing but a few lines of output: the job's workers are of the other kind until the first of them calls ``init()``.
+Finds out whether it calls ``init()``, so that its workers reset in place from the start; what it imports; and whether
+it can work with no others at all. Anything missed (a shell that runs the script, code in an installed module, names
+made at run time) costs only a few lines of output: the job's workers are of the other kind until the first of them
+calls ``init()``.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from pathlib import Path
 from elastic_driver.launch.warm.preload import PythonCommand, read_command
 
 _OURS = ("elastic_driver", "horovod")
-# A script has few neighbours; one that lies in a folder of thousands is not read for long.
+# A script has few neighbours; in a folder of thousands only so many are read.
 _MOST_FILES = 64
-# What a script trains with, and what can be beside that in one that knows of no other workers; and Python's own.
+# Modules with which a script trains, and those that may be used besides by one that knows no other workers; and
+# Python's own.
 _TRAINS = frozenset({"torch", "sklearn"})
 _ALONE = _TRAINS | {"matplotlib", "numpy", "pandas", "PIL", "rich", "scipy", "tqdm", "torchvision", "wandb", "yaml"}
-# What may find the others, or run something that does.
+# Modules that may find the others, or run something that does.
 _FINDS_OTHERS = frozenset({"ctypes", "importlib", "multiprocessing", "runpy", "socket", "subprocess"})
 _KNOWN = sys.stdlib_module_names - _FINDS_OTHERS | _ALONE
 _WORDS = re.compile(rb"distributed|RANK|WORLD_SIZE|MASTER_ADDR|TF_CONFIG|elastic_driver|horovod|exec[lv]|__import__")
@@ -36,12 +38,14 @@ class _File:
 
 
 class Program:
-    """What ``python [options] script ...`` or ``-m module`` runs: the script, and modules beside it that it imports,
-    directly or through others. Each file is read once, and only when a question needs it; one that cannot be read, or
-    is no Python, is left out.
+    """The program that ``python [options] script ...`` or ``-m module`` runs.
+
+    That is the script, and the modules beside it that it imports, directly or through others. Each file is read once,
+    and
+    only when a question needs it; one that cannot be read, or is not Python, is omitted.
 
     Args:
-        command: what each worker runs.
+        command: the command that each worker runs.
         cwd: its working directory.
     """
 
@@ -52,19 +56,19 @@ class Program:
 
     @property
     def folder(self) -> Path | None:
-        """What Python will put first on sys.path; None where nothing can be read."""
+        """The folder that Python will put first on sys.path; None if nothing can be read."""
         return None if self._command is None or not self._command.files else self._command.folder
 
     def calls_init(self) -> bool:
-        """Whether a file imports this library, or Horovod, and calls its ``init()``."""
+        """Return whether a file imports this library, or Horovod, and calls its ``init()``."""
         return any(_calls_init(file) for file in self._files())
 
     def imports(self, package: str) -> bool | None:
-        """Whether a file imports a package, given without dots, by name; None: nothing can be read."""
+        """Return whether a file imports a package, given by its name without dots; None if nothing can be read."""
         return None if self.folder is None else any(package in _tops(file) for file in self._files())
 
     def trains_alone(self) -> str:
-        """The script's name where it trains, and can have nothing to do with other workers; else ""."""
+        """Return the script's name if it trains, and cannot interact with other workers; else ""."""
         if self._command is None or self.folder is None:
             return ""
         trains = False
@@ -100,12 +104,12 @@ def _read(command: PythonCommand) -> Iterator[_File]:
 
 
 def _is_beside(folder: Path, name: str) -> bool:
-    """Whether it is a module beside the script, which is read, too. A package may have more than what is read."""
+    """Return whether it is a module beside the script, which is read, too. Of a package not everything may be read."""
     return (folder / name).with_suffix(".py").is_file()
 
 
 def _tops(file: _File) -> set[str]:
-    """The packages and modules that a file imports by name, without what is in them."""
+    """Return the packages and modules that a file imports by name, without their submodules."""
     names: set[str] = set()
     for node in file.imports:
         if isinstance(node, ast.Import):
@@ -116,7 +120,7 @@ def _tops(file: _File) -> set[str]:
 
 
 def _calls_init(file: _File) -> bool:
-    modules: set[str] = set()  # names that the file has for them
+    modules: set[str] = set()  # the file's names for them
     functions: set[str] = set()
     for node in file.imports:
         for alias in node.names:
@@ -134,14 +138,14 @@ def _calls_init(file: _File) -> bool:
 
 
 def _root(node: ast.expr) -> str:
-    """The name that a chain of attributes begins with; "" where it begins with something else."""
+    """Return the name with which a chain of attributes begins; "" if it begins with something else."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def _modules(imports: Sequence[ast.Import | ast.ImportFrom]) -> list[str]:
-    """Modules that may lie beside the script."""
+    """Return the names of modules that may be beside the script."""
     names = []
     for node in imports:
         if isinstance(node, ast.Import):

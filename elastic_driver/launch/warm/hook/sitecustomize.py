@@ -1,13 +1,13 @@
-"""The warmed process: a Python that has been held in the middle of its start, and forks workers from there.
+"""The warmed process: a Python that is held in the middle of its start, and forks workers from there.
 
 The launcher starts the worker's own command with this folder first on the PYTHONPATH, so that :mod:`site` imports this
-file before Python looks at the script. It imports the heavy modules and waits. For each request it clones itself; the
-clone is made what a fresh process would be by now, and returns to :mod:`site`: Python itself then goes on to the
-script. So ``sys.argv``, ``__main__``, ``sys.path[0]``, ``-m``, flags and exit are not imitated; they are Python's own.
+file before Python reads the script. It imports the heavy modules and waits. For each request it clones itself; the
+clone is given the state of a fresh process, and returns to :mod:`site`: Python itself then continues with the script.
+So ``sys.argv``, ``__main__``, ``sys.path[0]``, ``-m``, flags and exit are not imitated; they are Python's own.
 
-The clone is a child of the launcher, not of this process (CLONE_PARENT): exit codes, signals and the parent's id are
-those of a process the launcher started itself. It runs under whatever Python the command names, so this file uses the
-standard library only and nothing of the package.
+The clone is a child of the launcher, not of this process (CLONE_PARENT): exit codes, signals and the parent's PID are
+those of a process that the launcher started itself. It runs under any Python that the command names, so this file uses
+the standard library only and nothing of the package.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 
-# What a fresh process has imported by now. A script's folder could hide any other module.
+# Modules that a fresh process has imported by now. A script's folder could hide any other module.
 _before = set(sys.modules)
 
 try:
@@ -27,7 +27,7 @@ try:
     from socket import recv_fds, socket
     from typing import Any
 except BaseException:
-    # site would print it, and Python would go on to the script.
+    # site would print it, and Python would continue with the script.
     os._exit(1)
 
 _FLAGS = 0x8000 | 0x200000 | 0x1000000 | 17  # CLONE_PARENT, _CHILD_CLEARTID, _CHILD_SETTID, SIGCHLD
@@ -42,7 +42,7 @@ class _Refused(Exception):
 
 
 class _Cloner:
-    """Clones this process as fork() would, but for the parent."""
+    """Clones this process as fork() would, except for the parent."""
 
     def __init__(self) -> None:
         import ctypes
@@ -54,7 +54,7 @@ class _Cloner:
         self._c.syscall.restype = ctypes.c_long
         self._long = ctypes.c_long
         self._python = ctypes.pythonapi
-        # The C library keeps its thread's id here; fork() has the kernel write the child's to it, so we do.
+        # The C library keeps its thread's id here; fork() makes the kernel write the child's to it, and so does this.
         tid = ctypes.c_void_p()
         if self._c.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(tid), 0, 0, 0) or not tid.value:
             raise _Refused("the kernel does not tell where the C library keeps its thread's id")
@@ -72,7 +72,7 @@ class _Cloner:
         return result
 
     def clone(self) -> int:
-        """The child's id; 0 in the child; below 0 when there is none."""
+        """Return the child's PID; 0 in the child; negative if there is none."""
         ids = (self._tid, 0) if self._ctid_first else (0, self._tid)
         self._python.PyOS_BeforeFork()
         pid = self._call(self._clone, _FLAGS, 0, 0, *ids)
@@ -86,7 +86,7 @@ class _Cloner:
 
 
 def _receive(control: socket, count: int) -> tuple[Any, list[int]]:
-    """One message and its descriptors. Ends the process when the launcher has."""
+    """Receive one message and its descriptors. Ends the process if the launcher has ended."""
     head, descriptors, _, _ = recv_fds(control, 8, count)
     while 0 < len(head) < 8:
         head += control.recv(8 - len(head)) or os._exit(0)
@@ -109,7 +109,7 @@ def _set_environ(environment: Mapping[str, str]) -> None:
 
 
 def _show_environ(environment: Mapping[str, str], start: int, end: int) -> None:
-    """Has /proc show this environment: the job's processes are known by it."""
+    """Make /proc show this environment, by which the job's processes are recognised."""
     import ctypes
 
     data = b"".join(os.fsencode(name) + b"=" + os.fsencode(value) + b"\0" for name, value in environment.items())
@@ -119,7 +119,7 @@ def _show_environ(environment: Mapping[str, str], start: int, end: int) -> None:
 
 
 def _own_sitecustomize() -> Exception | None:
-    """Runs the one that this file hides. Returns what is to be raised in its place, if anything."""
+    """Run the sitecustomize that this file hides. Returns the exception to raise in its place, if any."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
@@ -146,14 +146,15 @@ def _preload(names: Sequence[str], *, must: bool) -> None:
 
 
 def _mend_torch() -> None:
-    """Keeps workers from hanging where a DistributedDataParallel dies (decision 0034)."""
+    """Keep workers from hanging while a DistributedDataParallel is destroyed (decision 0034)."""
     wrapper = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
     if wrapper is None or hasattr(wrapper, "__del__"):
         return
 
     def __del__(self: Any) -> None:
-        # Where the reducer is the last to hold its process group, torch joins the group's threads with the interpreter
-        # locked, and they may be waiting for that lock. Python's own hold goes after this; there torch unlocks it.
+        # If the reducer is the last to hold its process group, torch joins the group's threads with the interpreter
+        # locked, and they may be waiting for that lock. Python's own reference is dropped after this; there torch
+        # unlocks it.
         self.__dict__.pop("logger", None)
         self.__dict__.pop("reducer", None)
 
@@ -195,15 +196,15 @@ def _read_all(descriptor: int) -> bytes:
 
 
 def _high(descriptor: int) -> int:
-    """Another number for it, as elastic_driver.system.tether gives them."""
+    """Return a copy with a high number, as elastic_driver.system.tether does."""
     try:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 100)
-    except OSError:  # so many may not be open
+    except OSError:  # too many files are open
         return os.dup(descriptor)
 
 
 def _give_input(descriptor: int, *, is_terminal: bool) -> None:
-    """Makes it the standard input; Python's own was made for another."""
+    """Make it the standard input; Python's own was made for another."""
     os.dup2(descriptor, 0)
     os.close(descriptor)
     if is_terminal:
@@ -220,7 +221,7 @@ def _give_input(descriptor: int, *, is_terminal: bool) -> None:
 
 
 def _open_report(environment: dict[str, str]) -> None:
-    """The descriptor to which the worker's training may report, where the launcher has a file for that."""
+    """Open the descriptor to which the worker's training may report figures, if the launcher has a file for that."""
     if not environment.get("ELASTIC_DRIVER_REPORT"):
         return
     number = ""
@@ -230,25 +231,27 @@ def _open_report(environment: dict[str, str]) -> None:
         os.close(opened)
         os.set_inheritable(kept, True)
         number = str(kept)
-    except OSError:  # it trains all the same
+    except OSError:  # training continues without it
         pass
     environment["ELASTIC_DRIVER_REPORT_FD"] = number
 
 
 def _freshen(request: Mapping[str, Any], early_output: Sequence[bytes], launch: int, outputs: Sequence[int]) -> None:
-    """Makes the clone what a process is that was started just now. Blocks until the launcher knows of it.
+    """Give the clone the state of a process that was started just now. Blocks until the launcher knows of it.
 
     Args:
         request: its environment, folder and umask.
         early_output: what importing wrote to the two streams.
         launch: the connection to the launcher for this one start.
         outputs: its standard input, if it has one, its standard output and error, and what ends it when the launcher
-            dies (elastic_driver.system.tether).
+            dies
+            (elastic_driver.system.tether).
     """
     _open_report(request["env"])
     _set_environ(request["env"])
     _show_environ(request["env"], *_area)
-    # The warmed process's command line is that of all workers; this stands in it for what is one worker's own.
+    # The warmed process's command line is that of all workers; this placeholder in it stands for a worker's own local
+    # rank.
     for words in (sys.argv, getattr(sys, "orig_argv", [])):  # Python 3.9 has no orig_argv
         own = request["env"].get("ELASTIC_DRIVER_LOCAL_RANK", "${local_rank}")
         words[:] = [word.replace("${local_rank}", own) for word in words]
@@ -270,7 +273,7 @@ def _freshen(request: Mapping[str, Any], early_output: Sequence[bytes], launch: 
     for stream in (sys.stdout, sys.stderr):
         if request["terminal"] and isinstance(stream, io.TextIOWrapper) and stream.isatty():
             stream.reconfigure(line_buffering=True)
-    # As they stand in a fresh worker: kept by exec, and high enough to be in nobody's way.
+    # As in a fresh worker: kept by exec, and high enough not to collide.
     for descriptor in outputs[2:]:
         os.set_inheritable(_high(descriptor), True)
         os.close(descriptor)
@@ -298,7 +301,7 @@ def _freshen(request: Mapping[str, Any], early_output: Sequence[bytes], launch: 
 
 
 def _hold() -> Exception | None:
-    """Warms up and serves; returns in a clone only. Returns what is to be raised instead of this module's import."""
+    """Warm up and serve; returns in a clone only. Returns the exception to raise instead of this module's import."""
     control_fd, out_fd, err_fd = (int(word) for word in os.environ["ELASTIC_DRIVER_WARM"].split(":")[:3])
     folder = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if entry != folder]
@@ -320,8 +323,8 @@ def _hold() -> Exception | None:
         import gc
 
         gc.collect()
-        # What lives now lives in all clones. A collection there, and the one at their exit, would look at each object
-        # of it, and so copy nearly all of this process's memory: most of the time that it takes a worker to end.
+        # Objects that live now live in all clones. A collection there, and the one at their exit, would touch each of
+        # them, and so copy nearly all of this process's memory: most of the time that a worker takes to end.
         gc.freeze()
         _check_alone()
     except _Refused as refused:
