@@ -1,1 +1,1 @@
-"""etcd, where a job's journal may lie and where its agents look for the driver (docs/decisions/0044)."""
+"""etcd, which may hold a job's journal, and where its agents look for the driver (docs/decisions/0044)."""

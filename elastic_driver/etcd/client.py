@@ -1,8 +1,8 @@
-"""A client of etcd that blocks: the JSON gateway of versions 3.4 and later, over ``http.client``.
+"""A blocking client of etcd: the JSON gateway of versions 3.4 and later, over ``http.client``.
 
-Owns the connections, which server is asked, and what its refusals mean. The forms of requests are
-:mod:`elastic_driver.etcd.messages`'; what is kept under which key is others' business. Every answer is taken for a
-stranger's until it has the form that it has to have.
+Owns the connections, the choice of the server, and the meaning of its errors. The formats of requests are in
+:mod:`elastic_driver.etcd.messages`; the meaning of keys is up to the callers. No answer is trusted until its format has
+been checked.
 
 The servers are asked one after the other until one answers, so **a request may be carried out twice**, and also after
 its answer was given up. A transaction has to compare what makes that harmless.
@@ -30,33 +30,33 @@ T = TypeVar("T")
 
 TIMEOUT_S = 3.0
 NOT_FOUND = 5
-"""The code of a refusal: there is no such lease."""
+"""The error code for: there is no such lease."""
 
-# Codes of gRPC (google/rpc/code.proto). What these say is no answer to the request: another server may have it, and
-# whether something was written is not known. Cancelled, unknown, deadline exceeded, aborted, internal, unavailable.
+# Codes of gRPC (google/rpc/code.proto). These are no answer to the request: another server may have it, and whether
+# anything was written is not known. Cancelled, unknown, deadline exceeded, aborted, internal, unavailable.
 _NO_ANSWERS = (1, 2, 4, 10, 13, 14)
 _BUSY = "too many requests"
 _FULL = "database space exceeded"
 _DENIED, _NOT_NOW, _UNAUTHENTICATED = 7, 9, 16
-# A token is missing or too old; the code of these two means much else.
+# A token is missing or too old; the codes of these two errors have many other meanings.
 _WITHOUT_TOKEN = ("user name is empty", "auth store is old")
-# Such a certificate has etcd refuse all that comes over its gateway.
+# With such a certificate etcd rejects everything that comes over its gateway.
 _NAMED = "CommonName of client"
-# What is asked for at once is less.
+# No request asks for more at once.
 _MOST_ANSWER = 64 << 20
 _SHOWN = 200
 
 
 class EtcdError(ElasticError, OSError):
-    """etcd did not do what it was asked to."""
+    """etcd has not carried out a request."""
 
 
 class EtcdUnreachableError(EtcdError):
-    """No server of the cluster answers. Whether something was written is not known."""
+    """No server of the cluster answers. Whether anything was written is not known."""
 
 
 class EtcdRefusedError(EtcdError):
-    """etcd says no, and has written nothing.
+    """etcd has rejected the request, and written nothing.
 
     Attributes:
         code: of gRPC.
@@ -72,17 +72,17 @@ class _NoAnswerError(Exception):
 
 
 class _BrokenError(_NoAnswerError):
-    """It has hung up."""
+    """The server has closed the connection."""
 
 
 class _Connection(http.client.HTTPConnection):
     """A connection to a server.
 
     Attributes:
-        endpoint: which.
+        endpoint: of the server.
     """
 
-    auto_open = 0  # it connects by reach() only
+    auto_open = 0  # only reach() connects
     sock: socket.socket | None
 
     def __init__(self, endpoint: str, context: ssl.SSLContext | None) -> None:
@@ -92,7 +92,7 @@ class _Connection(http.client.HTTPConnection):
         self._context = context if parts.scheme == "https" else None
 
     def reach(self, until: float) -> None:
-        """Connects. Raises OSError; UnicodeError for a name that none can be."""
+        """Connect. Raises OSError, or UnicodeError for an impossible name."""
         self.sock = socket.create_connection((self.host, self.port), _left(until))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._context is not None:
@@ -100,15 +100,15 @@ class _Connection(http.client.HTTPConnection):
             self.sock = self._context.wrap_socket(self.sock, server_hostname=self.host)
 
     def exchange(self, path: str, body: bytes, headers: dict[str, str], until: float) -> tuple[int, bytes]:
-        """One request, and the status and the body of its answer.
+        """Send one request, and return the status and the body of its answer.
 
         Raises:
             OSError: the connection broke, or it took too long.
-            http.client.HTTPException: likewise, or what answers does not speak HTTP.
+            http.client.HTTPException: likewise, or the peer does not speak HTTP.
         """
         assert self.sock is not None
         self.sock.settimeout(_left(until))
-        # http.client has one limit for each piece that comes; this is one for them all.
+        # http.client has one limit for each piece that arrives; this is one for all of them.
         self.response_class = partial(_Answer, until)  # type: ignore[assignment]
         self.request("POST", path, body=body, headers=headers)
         answer = self.getresponse()
@@ -123,7 +123,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 class _Answer(http.client.HTTPResponse):
-    """An answer that has to have come whole at a time."""
+    """An answer that has to be complete at a given time."""
 
     def __init__(self, until: float, sock: socket.socket, method: str | None = None) -> None:
         super().__init__(sock, method=method)
@@ -132,7 +132,7 @@ class _Answer(http.client.HTTPResponse):
 
 
 class _Pieces(io.RawIOBase):
-    """What comes on a socket until a time; then TimeoutError."""
+    """The bytes that arrive on a socket until a given time; then TimeoutError."""
 
     def __init__(self, connection: socket.socket, until: float) -> None:
         self._connection = connection
@@ -150,7 +150,7 @@ class _Pieces(io.RawIOBase):
 
 
 def _left(until: float) -> float:
-    """What a socket may wait still. Not 0.0, which means not to wait at all."""
+    """Return how long a socket may wait, seconds. Not 0.0, which would mean not to wait at all."""
     return max(until - time.monotonic(), 0.001)
 
 
@@ -166,18 +166,18 @@ def _shown(text: str) -> str:
 
 
 class EtcdClient:
-    """See above. Used by one thread at a time. Each method blocks for ``timeout_s`` at most, beside looking up names.
+    """A client of one cluster, for one thread at a time. Methods block for at most ``timeout_s``, plus name lookups.
 
     All of them raise EtcdUnreachableError and EtcdRefusedError.
 
     Args:
-        place: the servers, and what proves who asks. Its files are read again for each new connection.
-        needs: what the user's role may have to allow, for messages; "" for all that a driver does there.
-        timeout_s: for the answer of any server; each of those that are left has an equal part of what is left of it.
+        place: the servers, and the credentials. Its files are read again for each new connection.
+        needs: what the user's role may have to allow, for messages; "" for everything that a driver does there.
+        timeout_s: for the answer of any server, seconds; each of the remaining ones has an equal part of the rest.
 
     Attributes:
         timeout_s: as given; may be changed.
-        cluster_id: tells the cluster that has answered last from all others; "" before one has.
+        cluster_id: identifies the cluster that has answered last; "" before one has.
 
     Raises:
         SettingsError: see :meth:`EtcdPlace.tls`.
@@ -189,10 +189,10 @@ class EtcdClient:
         self.timeout_s = timeout_s
         self.cluster_id = ""
         self._context = place.tls()
-        # The one that has answered last is the first one.
+        # The one that has answered last is first.
         self._endpoints = list(place.endpoints)
         self._connection: _Connection | None = None
-        self._token: str | None = None  # None: to be asked for
+        self._token: str | None = None  # None: to be requested
 
     def __enter__(self) -> Self:
         return self
@@ -201,25 +201,25 @@ class EtcdClient:
         self.close()
 
     def close(self) -> None:
-        """Hangs up. It may be used again."""
+        """Close the connection. The client may be used again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def get(self, key: str) -> KeyValue | None:
-        """What is at a key; None where there is none."""
+        """Return a key with its value; None if it does not exist."""
         found = self.range(key).found
         return found[0] if found else None
 
     def range(self, start: str, end: str = "", *, limit: int = 0, keys_only: bool = False, revision: int = 0) -> Page:
-        """Some keys.
+        """Return a range of keys.
 
         Args:
             start: the first one.
-            end: the first one behind them; "" for ``start`` alone.
+            end: the first one after them; "" for ``start`` alone.
             limit: how many at most; 0 for all.
-            keys_only: whether their values are left out.
-            revision: as of when; 0 for now.
+            keys_only: whether to omit their values.
+            revision: of which to read the state; 0 for now.
         """
         body = messages.range_request(start, end, limit=limit, keys_only=keys_only, revision=revision)
         return self._ask("/v3/kv/range", body, messages.page)
@@ -227,27 +227,27 @@ class EtcdClient:
     def txn(
         self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
     ) -> Outcome:
-        """Carries out ``success`` if all comparisons hold, else ``failure``: all of it at once, or nothing."""
+        """Carry out ``success`` if all comparisons hold, else ``failure``: either completely, or not at all."""
         return self._ask("/v3/kv/txn", messages.txn_request(compares, success, failure), messages.outcome)
 
     def grant(self, ttl_s: int) -> tuple[int, int]:
-        """Makes a lease.
+        """Create a lease.
 
         Returns:
-            Its number, and for how long it is good, seconds: etcd may give more than was asked for.
+            Its number, and how long it is valid, seconds: etcd may grant more than requested.
         """
         return self._ask("/v3/lease/grant", {"TTL": str(ttl_s)}, messages.granted)
 
     def keep_alive(self, lease: int) -> int:
-        """Has a lease be good for its whole time from now on.
+        """Renew a lease for its whole time.
 
         Returns:
-            How long that is, seconds; 0 where it is gone.
+            How long that is, seconds; 0 if it is gone.
         """
         return self._ask("/v3/lease/keepalive", {"ID": str(lease)}, messages.kept_alive)
 
     def revoke(self, lease: int) -> None:
-        """Ends a lease, and deletes what goes with it. One that is gone will do."""
+        """End a lease, and delete the keys attached to it. Harmless if it is gone."""
         try:
             self._ask("/v3/lease/revoke", {"ID": str(lease)}, messages.revision_of)
         except EtcdRefusedError as error:
@@ -255,7 +255,7 @@ class EtcdClient:
                 raise
 
     def _ask(self, path: str, body: Body, read: Callable[[Body], T]) -> T:
-        """The answer of the first server that has one."""
+        """Return the answer of the first server that has one."""
         until = time.monotonic() + self.timeout_s
         why: dict[str, str] = {}
         for index, endpoint in enumerate(tuple(self._endpoints)):
@@ -285,7 +285,7 @@ class EtcdClient:
             try:
                 answer = self._exchange(endpoint, path, body, until)
             except _BrokenError:
-                # What some versions do in the place of refusing a token (etcd's issues 15256 and 20332).
+                # Some versions do this instead of rejecting a token (etcd's issues 15256 and 20332).
                 if is_last or not self._token:
                     raise
                 self._token = None
@@ -305,7 +305,7 @@ class EtcdClient:
             self._token = None
 
     def _authenticate(self, endpoint: str, until: float) -> str:
-        """A token; "" where none is needed."""
+        """Return a token; "" if none is needed."""
         if not self._place.user:
             return ""
         body: Body = {"name": self._place.user, "password": self._place.password}
@@ -316,7 +316,7 @@ class EtcdClient:
                 return messages.token(answer)
         except ValueError as error:
             raise _NoAnswerError(f"what answers is no etcd of version 3.4 or later ({error})") from error
-        if refusal[1] == _NOT_NOW:  # etcd has no users yet, and lets everybody
+        if refusal[1] == _NOT_NOW:  # etcd has no users yet, and permits everything
             return ""
         self._refuse(*refusal)
 
@@ -339,7 +339,7 @@ class EtcdClient:
         raise EtcdRefusedError(f"etcd refuses: {_shown(text)}{what}", code)
 
     def _exchange(self, endpoint: str, path: str, body: Body, until: float) -> Body:
-        """One request and its answer, on a new connection where that which was there has been closed meanwhile."""
+        """Exchange one request and its answer, on a new connection if the present one has been closed meanwhile."""
         headers = {"Content-Type": "application/json"}
         if self._token:
             headers["Authorization"] = self._token
@@ -369,7 +369,7 @@ class EtcdClient:
             raise _NoAnswerError("what answers is no etcd of version 3.4 or later: it is not JSON") from error
 
     def _connected(self, endpoint: str, until: float) -> tuple[_Connection, bool]:
-        """A connection to a server, and whether it is a new one."""
+        """Return a connection to a server, and whether it is a new one."""
         connection = self._connection
         if connection is not None and connection.endpoint == endpoint and connection.sock is not None:
             return connection, False
@@ -379,7 +379,7 @@ class EtcdClient:
         self._connection = connection = _Connection(endpoint, self._context)
         try:
             connection.reach(until)
-        except UnicodeError as error:  # of a name that none can be, in the resolver's search list too
+        except UnicodeError as error:  # an impossible name, or one in the resolver's search list
             raise _NoAnswerError(f"{connection.host} is no name of a host") from error
         except OSError as error:
             raise _NoAnswerError(in_words(error)) from error

@@ -1,7 +1,7 @@
-"""Which variables prove to etcd who asks: whoever has them may do with a job's journal what its driver may.
+"""The variables with credentials for etcd: with them a process may do with a job's journal what its driver may.
 
-Owns their names as they are filtered. The driver reads them (:mod:`elastic_driver.etcd.place`); what it starts for the
-job, here or on other hosts, is given none of them. Imports little.
+Owns their names, for filtering. The driver reads them (:mod:`elastic_driver.etcd.place`); the processes that it starts
+for the job, here or on other hosts, get none of them. Imports little.
 """
 
 from __future__ import annotations
@@ -16,5 +16,5 @@ _CREDENTIALS = re.compile(CREDENTIALS)
 
 
 def without_credentials(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment without them."""
+    """Return an environment without them."""
     return {name: value for name, value in environ.items() if not _CREDENTIALS.fullmatch(name)}

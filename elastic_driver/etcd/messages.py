@@ -1,10 +1,10 @@
 """Requests to etcd's JSON gateway and its answers, as bytes of JSON.
 
-Owns the forms. Pure. 64-bit numbers are texts there, and what is 0, empty or false is left out of an answer. Whatever
-has not the form that it has to have is a ValueError.
+Owns the formats. Pure. 64-bit numbers are strings there, and 0, empty strings and false are omitted from answers. An
+invalid format is a ValueError.
 
-How versions differ: a refusal is ``{"error": TEXT, "code": N}`` up to 3.5, and ``{"message": TEXT, "code": N}`` from
-3.6 on. That of a keep-alive, which is a stream, stands in an ``error`` of its own; its code is ``grpc_code`` up to 3.5.
+Differences between versions: an error is ``{"error": TEXT, "code": N}`` up to 3.5, and ``{"message": TEXT, "code": N}``
+from 3.6 on. That of a keep-alive, which is a stream, is nested in an ``error``; its code is ``grpc_code`` up to 3.5.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# As the gateway has them, in JSON's own types.
+# As in the gateway, in JSON's own types.
 Body = dict[str, Any]
 _MOST = (1 << 63) - 1
 _CLUSTER = re.compile(r"[0-9]{1,20}")
@@ -24,14 +24,14 @@ _CLUSTER = re.compile(r"[0-9]{1,20}")
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key, and what is there.
+    """A key, and its value.
 
     Attributes:
-        key: which.
-        value: bytes; none where only keys were asked for.
-        create_revision: tells it from a key of that name which is deleted and made again.
+        key: its name.
+        value: bytes; empty if only keys were asked for.
+        create_revision: distinguishes it from a key of that name which is deleted and created again.
         mod_revision: changes with each write.
-        lease: which it goes with; 0 for none.
+        lease: the one to which it is attached; 0 for none.
     """
 
     key: str
@@ -46,9 +46,9 @@ class Page:
     """Some keys, in their order.
 
     Attributes:
-        found: they.
-        more: whether there are more behind them.
-        revision: as of which the cluster has answered.
+        found: the keys.
+        more: whether there are more after them.
+        revision: of the cluster when it answered.
     """
 
     found: tuple[KeyValue, ...]
@@ -58,7 +58,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """A comparison: the key has this create_revision; 0: there is none."""
+    """A comparison: the key has this create_revision; 0: it does not exist."""
 
     key: str
     revision: int
@@ -66,7 +66,7 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class Modified:
-    """A comparison: the key has this mod_revision; 0: there is none."""
+    """A comparison: the key has this mod_revision; 0: it does not exist."""
 
     key: str
     revision: int
@@ -74,7 +74,7 @@ class Modified:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Writes a value; ``lease``: which it goes with, 0 for none."""
+    """Writes a value; ``lease``: the one to which it is attached, 0 for none."""
 
     key: str
     value: bytes
@@ -103,12 +103,12 @@ Operation = Put | Get | Delete
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a transaction has come to.
+    """The result of a transaction.
 
     Attributes:
         succeeded: whether all comparisons held.
-        found: of each operation what it has read; nothing for others.
-        revision: as of which the cluster has answered.
+        found: the keys that each operation has read; empty for other operations.
+        revision: of the cluster when it answered.
     """
 
     succeeded: bool
@@ -117,12 +117,12 @@ class Outcome:
 
 
 def end_of(prefix: str) -> str:
-    """The first key behind all that begin with it."""
+    """Return the first key after all that begin with this prefix."""
     return f"{prefix[:-1]}{chr(ord(prefix[-1]) + 1)}"
 
 
 def range_request(start: str, end: str, *, limit: int = 0, keys_only: bool = False, revision: int = 0) -> Body:
-    """See :meth:`EtcdClient.range <elastic_driver.etcd.client.EtcdClient.range>`."""
+    """Return a request for a range; see :meth:`EtcdClient.range <elastic_driver.etcd.client.EtcdClient.range>`."""
     return {
         **_keys(start, end),
         **({"limit": str(limit)} if limit else {}),
@@ -132,7 +132,7 @@ def range_request(start: str, end: str, *, limit: int = 0, keys_only: bool = Fal
 
 
 def txn_request(compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> Body:
-    """A transaction."""
+    """Return a request for a transaction."""
     return {
         "compare": [_compare(each) for each in compares],
         "success": [_operation(each) for each in success],
@@ -141,7 +141,7 @@ def txn_request(compares: Sequence[Compare], success: Sequence[Operation], failu
 
 
 def parse(data: bytes) -> Body:
-    """An answer as JSON has it."""
+    """Parse an answer as JSON."""
     try:
         answer: object = json.loads(data.decode())
     except RecursionError as error:
@@ -150,7 +150,7 @@ def parse(data: bytes) -> Body:
 
 
 def refusal_in(answer: Body) -> tuple[str, int] | None:
-    """Why etcd says no, and gRPC's code of that; None where it does not."""
+    """Return etcd's error message and gRPC's code; None if it reports no error."""
     inner = answer.get("error")
     if isinstance(inner, dict):
         answer = inner
@@ -164,13 +164,13 @@ def refusal_in(answer: Body) -> tuple[str, int] | None:
 
 
 def page(answer: Body) -> Page:
-    """The answer to a range."""
+    """Parse the answer to a range."""
     found = tuple(_key_value(each) for each in _list(answer, "kvs"))
     return Page(found, _flag(answer, "more"), revision_of(answer))
 
 
 def outcome(answer: Body) -> Outcome:
-    """The answer to a transaction."""
+    """Parse the answer to a transaction."""
     found = []
     for response in _list(answer, "responses"):
         read = _object(_object(response).get("response_range", {}))
@@ -179,7 +179,7 @@ def outcome(answer: Body) -> Outcome:
 
 
 def granted(answer: Body) -> tuple[int, int]:
-    """The answer to a grant."""
+    """Parse the answer to a grant."""
     lease, ttl_s = _number(answer, "ID"), _number(answer, "TTL")
     if not lease or not ttl_s:
         raise ValueError("it grants no lease")
@@ -187,14 +187,14 @@ def granted(answer: Body) -> tuple[int, int]:
 
 
 def kept_alive(answer: Body) -> int:
-    """The answer to a keep-alive."""
+    """Parse the answer to a keep-alive."""
     result = _object(answer["result"])
     revision_of(result)
     return _number(result, "TTL")
 
 
 def token(answer: Body) -> str:
-    """The answer to an authentication."""
+    """Parse the answer to an authentication."""
     text = answer.get("token")
     if not isinstance(text, str) or not text.isascii() or not text.isprintable():
         raise ValueError("it gives no token")
@@ -202,12 +202,12 @@ def token(answer: Body) -> str:
 
 
 def revision_of(answer: Body) -> int:
-    """As of which the cluster has answered. What says nothing of it is no answer of etcd's."""
+    """Return the revision of the cluster when it answered. An answer without it is not etcd's."""
     return _number(_object(answer["header"]), "revision")
 
 
 def cluster_of(answer: Body) -> str:
-    """Which cluster has answered, a number of 64 bits as a text; "" where that is left out."""
+    """Return the id of the cluster that has answered, a 64-bit number as a string; "" if it is omitted."""
     result = answer.get("result", answer)  # of a keep-alive, which is a stream
     header = result.get("header") if isinstance(result, dict) else None
     number = header.get("cluster_id") if isinstance(header, dict) else None

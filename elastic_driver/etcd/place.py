@@ -1,20 +1,20 @@
-"""Where in etcd a job keeps its journal: which servers, under which prefix, and what proves who asks.
+"""Where in etcd a job keeps its journal: the servers, the prefix, and the credentials.
 
-Owns the text form ``etcd://HOST:PORT,HOST:PORT/PREFIX``, and what of ``etcdctl``'s environment counts beside it:
+Owns the text form ``etcd://HOST:PORT,HOST:PORT/PREFIX``, and which of ``etcdctl``'s variables apply as well:
 
-| variable                         | what                                                                          |
+| variable                         | meaning                                                                       |
 |----------------------------------|-------------------------------------------------------------------------------|
-| ETCDCTL_ENDPOINTS                | the servers, where the URL names none (``etcd:///PREFIX``)                    |
-| ETCDCTL_CACERT                   | file of the certificates that theirs are signed with                          |
+| ETCDCTL_ENDPOINTS                | the servers, if the URL names none (``etcd:///PREFIX``)                       |
+| ETCDCTL_CACERT                   | file of the certificates with which theirs are signed                         |
 | ETCDCTL_CERT, ETCDCTL_KEY        | files of a client's certificate and its key                                   |
 | ETCDCTL_USER, ETCDCTL_PASSWORD   | ``NAME:PASSWORD`` in the first, or each in its own                            |
 
-The last four with ``ELASTIC_DRIVER_AGENTS_`` before them are for agents, which need to read one key only. Where one of
-these is given, agents get none of what proves who the driver is.
+The last four with the prefix ``ELASTIC_DRIVER_AGENTS_`` are for agents, which need to read one key only. If one of
+these is given, agents get none of the driver's credentials.
 
-The servers are asked over TLS if one of the certificates is given, or where ETCDCTL_ENDPOINTS says ``https://``. A
-place has what its files hold, and can be sent to another machine, which has none of them. Where they are, they may be
-read again: certificates are renewed.
+Connections to the servers use TLS if one of the certificates is given, or if ETCDCTL_ENDPOINTS says ``https://``. A
+place contains its files' content, and can be sent to another machine, which has none of them. Where the files are, they
+may be read again: certificates are renewed.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from elastic_driver.system.kernel import memory_file
 from elastic_driver.system.safe_files import read_named
 from elastic_driver.words import ETCD
 
-# As IANA has it for etcd's clients.
+# Registered with IANA for etcd's clients.
 _PORT = 2379
-# A bundle of all authorities that a Linux distribution trusts has a quarter of that.
+# A bundle of all authorities that a Linux distribution trusts is a quarter of that.
 _MOST_PEM = 1 << 20
 _FORM = f"expected {ETCD}HOST:PORT,HOST:PORT/PREFIX"
 _AGENTS = "ELASTIC_DRIVER_AGENTS_"
 _CA = "ETCDCTL_CACERT"
-# What needs no quoting, in a shell or in a pattern of etcdctl's.
+# Characters that need no quoting, in a shell or in a pattern of etcdctl's.
 _PREFIX = re.compile(r"(/[A-Za-z0-9._+=@:-]+)+")
 _MOST_PREFIX = 512
-# A name's parts are not empty, and not too long for DNS: what looks it up would raise an error of its own.
+# A name's parts are not empty, and not too long for DNS: a lookup would raise an error of its own.
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 _ADDRESS = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
 
@@ -55,15 +55,16 @@ class EtcdPlace:
     Attributes:
         endpoints: its servers, as ``http://HOST:PORT`` or ``https://HOST:PORT``.
         prefix: begins with a slash, and does not end with one.
-        user: whose permissions count; "" for nobody's.
+        user: whose permissions apply; "" for none.
         password: of that user.
-        ca: certificates that the servers' are signed with, PEM; "" for those that this machine trusts.
+        ca: certificates with which the servers' are signed, PEM; "" for those that this machine trusts.
         certificate: of the client, PEM; "" for none.
         key: of that certificate, PEM.
-        files: of these three on this machine, absolute, "" for none; empty where the place has come from another
-            machine: they are not sent with it.
-        agents: the same place with what proves who the agents are; None where they are given what the driver has, or
-            the place has come from another machine.
+        files: of these three on this machine, absolute, "" for none; empty if the place has come from another machine:
+            they
+            are not sent with it.
+        agents: the same place with the credentials of agents; None if they get the driver's, or the place has come from
+            another machine.
     """
 
     endpoints: tuple[str, ...]
@@ -87,17 +88,17 @@ class EtcdPlace:
 
     @classmethod
     def parse(cls, url: str, environ: Mapping[str, str]) -> Self:
-        """Reads a URL and the files that ``etcdctl``'s variables name. See the module.
+        """Parse a URL, and read the files that ``etcdctl``'s variables name. See the module.
 
         Raises:
-            SettingsError: the URL is not of that form, or a variable or a file is not what it has to be.
+            SettingsError: the URL, a variable or a file is invalid.
         """
         if not is_etcd(url):
             raise SettingsError(f"cannot use {url[:200]!r}: {_FORM}")
         hosts, slash, prefix = url[len(ETCD) :].partition("/")
         prefix = f"{slash}{prefix}".rstrip("/")
         if "@" in hosts:
-            # Without what was given: it is a password.
+            # Without the given text: it contains a password.
             raise SettingsError(
                 f"cannot use a URL {ETCD}… with a user in it, which everybody on this machine could read: "
                 "give the user in ETCDCTL_USER"
@@ -129,11 +130,11 @@ class EtcdPlace:
         return replace(place, agents=agents)
 
     def of_agents(self) -> EtcdPlace:
-        """The same place as agents are given it, as its files are by now: see the module."""
+        """Return the same place as agents get it, with the present content of its files: see the module."""
         return replace((self.agents or self).read_again(), files=(), agents=None)
 
     def read_again(self) -> Self:
-        """As its files are by now. One that cannot be read, or is no file any more, leaves all as they were."""
+        """Return it with the present content of its files; unchanged if one cannot be read, or is no longer a file."""
         if not self.files or not all(os.path.isfile(file) for file in self.files if file):
             return self  # a pipe is read once
         try:
@@ -146,17 +147,17 @@ class EtcdPlace:
 
     @property
     def is_tls(self) -> bool:
-        """Whether one of the servers is asked over TLS."""
+        """Whether connections to one of the servers use TLS."""
         return any(endpoint.startswith("https:") for endpoint in self.endpoints)
 
     def tls(self, *, of: str = "") -> ssl.SSLContext | None:
-        """What connections to the servers are encrypted with; None where they are not.
+        """Return the TLS context for connections to the servers; None if they are not encrypted.
 
         Args:
-            of: before the names of the variables, in messages.
+            of: the prefix of the variables' names, in messages.
 
         Raises:
-            SettingsError: a certificate or a key is none.
+            SettingsError: a certificate or a key is invalid.
         """
         if not self.is_tls:
             return None
@@ -176,12 +177,12 @@ class EtcdPlace:
         return context
 
     def __str__(self) -> str:
-        """The URL, without what proves who asks."""
+        """Return the URL, without credentials."""
         return f"{ETCD}{','.join(endpoint.partition('://')[2] for endpoint in self.endpoints)}{self.prefix}"
 
 
 def is_etcd(text: str) -> bool:
-    """Whether a text names a place in etcd, or is meant to."""
+    """Return whether a text names a place in etcd, or is meant to."""
     return text.startswith(ETCD)
 
 
@@ -198,7 +199,7 @@ def _why_no_prefix(prefix: str) -> str:
 
 
 def _endpoint(text: str, *, is_tls: bool) -> str:
-    """A server in its one form; "" for none."""
+    """Return a server in its normal form; "" if it is invalid."""
     scheme, has_scheme, rest = text.rpartition("://")
     if not has_scheme:
         scheme = "https" if is_tls else "http"
@@ -229,13 +230,13 @@ def _pem(environ: Mapping[str, str], name: str) -> str:
 
 
 def _files(environ: Mapping[str, str], of: str = "") -> tuple[str, ...]:
-    """As in EtcdPlace: the driver's process may have another working directory by the time that it reads them again."""
+    """Return EtcdPlace.files, absolute: the working directory may have changed when they are read again."""
     given = (environ.get(name, "") for name in (_CA, f"{of}ETCDCTL_CERT", f"{of}ETCDCTL_KEY"))
     return tuple(os.path.abspath(file) if file else "" for file in given)
 
 
 def _pair(environ: Mapping[str, str], of: str = "") -> tuple[str, str]:
-    """A client's certificate and its key."""
+    """Return a client's certificate and its key."""
     names = f"{of}ETCDCTL_CERT", f"{of}ETCDCTL_KEY"
     certificate, key = (_pem(environ, name) for name in names)
     if bool(certificate) != bool(key):
@@ -249,7 +250,7 @@ def _user(environ: Mapping[str, str], of: str = "") -> tuple[str, str]:
     given, password = (environ.get(name, "") for name in names)
     name, has_password, rest = given.partition(":")
     if password:
-        # As etcdctl has it: what the first one says is then the name alone.
+        # As in etcdctl: the first one is then the name alone.
         name, rest = given, password
     if not name:
         if given or password:
@@ -263,7 +264,7 @@ def _user(environ: Mapping[str, str], of: str = "") -> tuple[str, str]:
 
 
 def _load(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    """Gives them to OpenSSL, which reads files only: one that no other process can open, and that has no name."""
+    """Load them into OpenSSL, which reads files only: one without a name, which no other process can open."""
     descriptor = memory_file("elasticrun-etcd")
     try:
         with open(descriptor, "w", closefd=False) as file:

@@ -1,7 +1,8 @@
-"""Bytes that only those can read and make who have a secret: what of a job is in etcd, where others may look.
+"""Encrypts a job's data for etcd, where others may read: only holders of a secret can decrypt and create it.
 
-Owns the form: a nonce, and what AES-256 in GCM makes of the bytes. A name is authenticated with them, and not in them:
-where they are, so that whoever can write there can remove them, and not put one in the place of another.
+Owns the format: a nonce, and the bytes encrypted with AES-256 in GCM. A name is authenticated with them, but not
+contained: the place where they are stored, so that others who can write there can remove them, but not put one in the
+place of another.
 
 Each part of a place has a key of its own, which HKDF derives from the secret. So the nonces, of 96 random bits each,
 are far from repeating under one key: that would take 2**32 of them for a chance of 2**-33 (NIST SP 800-38D), and a part
@@ -20,22 +21,22 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 _VERSION = "elastic_driver sealed 1"
 _NONCE_BYTES, _KEY_BYTES, _NAME_BYTES = 12, 32, 8
 OVERHEAD = _NONCE_BYTES + 16
-"""By how many bytes it is longer."""
+"""By how many bytes encryption lengthens the data."""
 
 
 class UnsealError(ValueError):
-    """Bytes are not as somebody with this secret has sealed them, under this name."""
+    """Bytes were not sealed with this secret, under this name."""
 
 
 class Secret:
-    """What is derived from a secret, for one place.
+    """Derives keys from a secret, for one place.
 
     Args:
-        secret: a text that nobody can guess.
-        place: for which.
+        secret: a text that cannot be guessed.
+        place: the place.
 
     Attributes:
-        name: tells this secret from others, and says nothing of it.
+        name: identifies this secret, without revealing it.
     """
 
     def __init__(self, secret: str, place: str) -> None:
@@ -44,7 +45,7 @@ class Secret:
         self.name = self._derive("name", _NAME_BYTES).hex()
 
     def seal(self, part: str) -> Seal:
-        """The seal of a part of the place."""
+        """Return the seal of a part of the place."""
         return Seal(self._derive(f"part {part}", _KEY_BYTES))
 
     def _derive(self, what: str, length: int) -> bytes:
@@ -53,21 +54,21 @@ class Secret:
 
 
 class Seal:
-    """Of one key."""
+    """Encrypts and decrypts with one key."""
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)
 
     def seal(self, data: bytes, name: str) -> bytes:
-        """Seals bytes for the place of that name."""
+        """Seal bytes for the place of that name."""
         nonce = os.urandom(_NONCE_BYTES)
         return nonce + self._cipher.encrypt(nonce, data, name.encode())
 
     def unseal(self, data: bytes, name: str) -> bytes:
-        """The inverse of :meth:`seal`.
+        """Reverse :meth:`seal`.
 
         Raises:
-            UnsealError: they are not of this key, not of this name, or were changed.
+            UnsealError: they were sealed with another key or for another name, or were changed.
         """
         try:
             return self._cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], name.encode())

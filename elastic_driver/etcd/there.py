@@ -1,7 +1,7 @@
-"""What a job's driver says of itself in etcd: who it is, and where it listens. Its agents look there.
+"""A job's driver as registered in etcd: its identity, and where it listens. Its agents look there.
 
-Owns the key and its form. The key goes with a lease, so it is there as long as its driver says so. Whoever may read it
-may know all that it says; nothing in it is secret.
+Owns the key and its format. The key is attached to a lease, so it exists as long as its driver renews that. Nothing in
+it is secret: every process that may read the key may know all of it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from elastic_driver.etcd.place import EtcdPlace
 
 @dataclass(frozen=True, slots=True)
 class DriverThere:
-    """A driver, as far as it has said so yet.
+    """A driver, as far as it has registered itself yet.
 
     Attributes:
-        job: whose driver it is, or begins to be.
+        job: the job that it drives, or is about to.
         machine: its name, for messages.
-        process: which, on that machine (:mod:`elastic_driver.system.process_name`); "" where the system does not say.
+        process: on that machine (:mod:`elastic_driver.system.process_name`); "" if the system does not say.
         epoch: of the driver; 0 before it has the job.
-        name: tells it from all other drivers; "" likewise.
+        name: distinguishes it from all other drivers; "" likewise.
         urls: where it listens, ``https://HOST:PORT``; none before it does.
         fingerprint: of its certificate, SHA-256 in hexadecimal digits; "" likewise.
-        lease_s: for how long the key is there after its driver has died; 0 where that is not known.
+        lease_s: how long the key stays after its driver has died, seconds; 0 if not known.
     """
 
     job: str
@@ -42,38 +42,38 @@ class DriverThere:
 
 
 def driver_key(place: EtcdPlace) -> str:
-    """Where it is. Whoever has this key, and as long as it has, drives the job."""
+    """Return the key's name. The driver that holds this key has the job, for as long as it holds it."""
     return f"{place.prefix}/driver"
 
 
 def encode(there: DriverThere) -> bytes:
-    """What the key holds."""
+    """Return the key's value."""
     return codec.encode(DriverThere, there)
 
 
 def decode(value: bytes) -> DriverThere:
-    """The inverse of :func:`encode`.
+    """Reverse :func:`encode`.
 
     Raises:
-        CodecError: nobody of ours has written it, or another version has.
+        CodecError: it was written by another program, or by another version.
     """
     return codec.decode(DriverThere, value)
 
 
 def driver_there(client: EtcdClient, place: EtcdPlace) -> DriverThere | None:
-    """The driver that has the job now; None where nobody has it.
+    """Return the driver that has the job now; None if there is none.
 
     Raises:
-        EtcdError: etcd does not answer, refuses, or somebody else has written there.
+        EtcdError: etcd does not answer, rejects the request, or another program has written there.
     """
     return parse_driver(client.range(driver_key(place)).found)
 
 
 def parse_driver(found: Sequence[KeyValue]) -> DriverThere | None:
-    """What etcd has at that key; None for nothing.
+    """Parse what etcd has at that key; None for nothing.
 
     Raises:
-        EtcdError: somebody else has written there.
+        EtcdError: another program has written there.
     """
     if not found:
         return None
