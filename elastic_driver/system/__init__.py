@@ -1,1 +1,1 @@
-"""What this project asks of the operating system and of the event loop, beside sockets and processes of its own."""
+"""Services of the operating system and of the event loop, besides the project's own sockets and processes."""

@@ -1,6 +1,6 @@
-"""The cgroup that this process is in: where the kernel says how much memory it may have, and whom it has killed for it.
+"""The cgroup of this process: the kernel's record of its memory limit, and of the processes killed for exceeding it.
 
-A container's limit of memory, a pod's and a Slurm step's are limits of cgroups.
+The memory limits of containers, pods and Slurm steps are limits of cgroups.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ _MEMORY = "proc/meminfo"
 
 
 def memory_files(version_1: str, version_2: str, root: Path = Path("/")) -> list[Path]:
-    """Where a file may be that a cgroup with a limit of memory has, this process's own first, then those above it.
+    """Return where a file of a cgroup with a memory limit may be, this process's own first, then those above it.
 
-    A container often sees its own cgroup only, as the uppermost.
+    A container often sees its own cgroup only, as the topmost.
 
     Args:
-        version_1, version_2: what it is called there.
+        version_1, version_2: the file's name in each version of cgroups.
         root: of the file system.
     """
     found = []
@@ -35,10 +35,10 @@ def memory_files(version_1: str, version_2: str, root: Path = Path("/")) -> list
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
-    """The bytes of memory that this process can have at most, by its cgroups and the machine; None if nobody says."""
+    """Return the limit of this process's memory, bytes, by its cgroups and the machine; None if unknown."""
     limits = []
     for file in memory_files("memory.limit_in_bytes", "memory.max", root):
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+        with contextlib.suppress(OSError, ValueError):  # "max" is not a number
             limits.append(int(file.read_text()))
     with contextlib.suppress(OSError, ValueError):
         for line in (root / _MEMORY).read_text().splitlines():
@@ -49,22 +49,23 @@ def memory_limit(root: Path = Path("/")) -> int | None:
 
 
 def memory_left(root: Path = Path("/")) -> int | None:
-    """The bytes that this process's cgroups let it have beside what they hold now; None where none has a limit.
+    """Return the bytes of memory that this process's cgroups may still use; None if none has a limit.
 
-    What they hold of files that were not read lately is given back by the kernel before it is short, and counts as
-    free: a container's cache of files grows up to its limit.
+    Memory for file pages that were not read lately is reclaimed by the kernel before it runs short, and counts as free:
+    a
+    container's page cache grows up to its limit.
     """
     left = []
     for file in memory_files("memory.limit_in_bytes", "memory.max", root):
         usage = "memory.current" if file.name == "memory.max" else "memory.usage_in_bytes"
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+        with contextlib.suppress(OSError, ValueError):  # "max" is not a number
             limit, used = int(file.read_text()), int(file.with_name(usage).read_text())
             left.append(limit - used + _reclaimable(file.with_name("memory.stat")))
     return max(min(left), 0) if left else None
 
 
 def _reclaimable(stat: Path) -> int:
-    """Bytes of a cgroup and those below it; 0 where nobody says."""
+    """Return the reclaimable bytes of a cgroup and those below it; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError):
         figures: dict[str, str] = dict(line.split() for line in stat.read_text().splitlines())
         # Version 1 has those of this cgroup alone under the shorter name.

@@ -1,9 +1,9 @@
-"""The frame of a durable commit's file, by which a whole one is known from a torn or a changed one.
+"""The frame of a durable commit's file, which distinguishes a complete one from a torn or a changed one.
 
     magic (8) | header length (8) | data length (8) | header | zeros to a multiple of 64 | data | digest (16)
 
-Numbers are little-endian. The digest is BLAKE2b of everything before it. What is in header and data is a matter of
-elastic_driver.worker.durable.format; whoever only asks whether a commit is there needs no more than this.
+Numbers are little-endian. The digest is BLAKE2b of everything before it. The content of header and data is defined in
+elastic_driver.worker.durable.format; code that only checks whether a commit exists needs no more than this.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _CHUNK_BYTES = 4 << 20
 
 
 def layout(start: bytes | bytearray, size: int) -> tuple[int, int]:
-    """Where the header ends and where the data begins.
+    """Return where the header ends and where the data begins.
 
     Args:
         start: the file's first bytes.
         size: the file's, in bytes.
 
     Raises:
-        ValueError: this is no such file, or not all of one.
+        ValueError: this is not such a file, or not a complete one.
     """
     if size < PREFIX.size + DIGEST_BYTES:
         raise ValueError(f"{size} bytes are too few")
@@ -46,7 +46,7 @@ def layout(start: bytes | bytearray, size: int) -> tuple[int, int]:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether a file has the length that its first bytes say. Quick; a changed byte is not noticed."""
+    """Return whether a file has the length that its first bytes claim. Quick; a changed byte is not noticed."""
     try:
         with os.fdopen(open_inside(path, os.O_RDONLY), "rb") as file:
             layout(file.read(PREFIX.size), os.fstat(file.fileno()).st_size)
@@ -56,7 +56,7 @@ def is_complete(path: Path) -> bool:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file can be read and is as it was written. Reads all of it, a few MB at a time."""
+    """Return whether a file is readable and unchanged since it was written. Reads all of it, a few MB at a time."""
     try:
         check_whole(path)
     except (OSError, ValueError):
@@ -65,11 +65,11 @@ def is_whole(path: Path) -> bool:
 
 
 def check_whole(path: Path) -> None:
-    """Reads all of a file, a few MB at a time.
+    """Check all of a file, a few MB at a time.
 
     Raises:
-        ValueError: it is not as it was written.
-        OSError: it cannot be read, which says nothing of what is in it.
+        ValueError: it has changed since it was written.
+        OSError: it cannot be read, which says nothing about its content.
     """
     with os.fdopen(open_inside(path, os.O_RDONLY), "rb") as file:
         size = os.fstat(file.fileno()).st_size

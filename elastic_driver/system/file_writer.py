@@ -1,6 +1,6 @@
-"""Writing to files in a thread: a disc that hangs holds up neither the event loop nor, at the end, the process.
+"""Writes to files in a thread: a hung disk blocks neither the event loop nor, at the end, the process.
 
-Owns the thread and what is on its way to the disc. The files are those of whoever gives it work.
+Owns the thread and the data waiting for the disk. The files belong to the callers.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ import queue
 import threading
 from collections.abc import Callable
 
-# What may be on its way to a disc that hangs or does not keep up; what comes on top of it is not written.
+# Limit of data waiting for a disk that hangs or does not keep up; anything beyond is not written.
 ROOM_BYTES = 64 << 20
-# How long the end of the job waits for such a disc.
+# How long the end of the job waits for such a disk.
 FLUSH_S = 5.0
 
 
 class FileWriter:
-    """Does work in a thread, piece after piece in the order it was given.
+    """Runs work in a thread, piece by piece in the order it was given.
 
     Args:
         name: of the thread.
-        room: what may be on its way, bytes.
+        room: limit of waiting data, bytes.
     """
 
     def __init__(self, name: str, *, room: int | None = None) -> None:
@@ -29,15 +29,16 @@ class FileWriter:
         self._lock = threading.Lock()  # guards the two below
         self._waiting = 0
         self._refused = 0
-        # Woken by the queue, ended by None in it. A daemon: a disc that never answers must not keep the process.
+        # Woken by the queue, ended by None in it. A daemon: a disk that never answers must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def put(self, work: Callable[[], object], size: int = 0) -> bool:
-        """Has work done that writes so many bytes. It must not raise. Never blocks.
+        """Queue work that writes so many bytes. It must not raise. Never blocks.
 
         Returns:
-            Whether it will be: False, and the bytes are counted as lost, when there is no room for them.
+            Whether it will be done: if there is no room for the bytes, they are counted as lost, and the result is
+                False.
         """
         with self._lock:
             if size and self._waiting + size > self._room:
@@ -49,12 +50,12 @@ class FileWriter:
 
     @property
     def lost(self) -> int:
-        """Bytes that were refused, or still wait."""
+        """Bytes that were rejected, or still wait."""
         with self._lock:
             return self._refused + self._waiting
 
     def close(self, timeout_s: float = FLUSH_S) -> None:
-        """Ends the thread when it has done everything. Blocks until then, or for that time."""
+        """End the thread when it has done everything. Blocks until then, for at most timeout_s seconds."""
         self._queue.put(None)
         self._thread.join(timeout_s)
 

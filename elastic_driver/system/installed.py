@@ -1,16 +1,16 @@
-"""Whose code a file is: what an installer has put somewhere, or the user's own."""
+"""Whether code belongs to an installed package or to the user."""
 
 from __future__ import annotations
 
 import os
 
 FOLDERS = ("site-packages", "dist-packages")
-"""Where installers put packages; Python looks there by itself."""
+"""Where installers put packages; Python searches them by itself."""
 _MARKS = tuple(f"{os.sep}{name}{os.sep}" for name in FOLDERS)
 
 
 def within_installed(path: str) -> str:
-    """A file's path within the folder that it was installed in; "" for one that no installer has put there."""
+    """Return a file's path within the folder in which it was installed; "" if it was not put there by an installer."""
     for mark in _MARKS:
         _, found, rest = path.rpartition(mark)
         if found:

@@ -1,6 +1,6 @@
 """Which of a host's addresses its workers listen on, so that other hosts reach them.
 
-Owns the choice, which is pure, and the asking for the addresses that there are. An address stands as
+Owns the choice, which is pure, and reading the present addresses. An address is written as
 ``INTERFACE ADDRESS/PREFIX``: "eth0 10.0.0.2/24", "eth0 fe80::1%eth0/64".
 """
 
@@ -28,13 +28,13 @@ class _Own:
 
     @property
     def text(self) -> str:
-        """As one listens there: a link's own address is nothing without the link."""
+        """The address to listen on: a link-local one needs its link."""
         is_bare = self.address.version == 6 and self.address.is_link_local and "%" not in str(self.address)
         return f"{self.address}%{self.interface}" if is_bare else str(self.address)
 
 
 def host_addresses() -> list[str]:
-    """The addresses of this host's interfaces, in the system's order."""
+    """Return the addresses of this host's interfaces, in the system's order."""
     import psutil  # late: workers that choose nothing need not load it
 
     found = []
@@ -45,21 +45,21 @@ def host_addresses() -> list[str]:
                 version = ipaddress.ip_address(one.address).version
                 bits = int(ipaddress.ip_address(mask)).bit_count() if mask else 32 if version == 4 else 128
             except ValueError:
-                continue  # of the hardware
+                continue  # a hardware address
             found.append(f"{interface} {one.address}/{bits}")
     return found
 
 
 def without_loopback(addresses: Sequence[str]) -> list[str]:
-    """Those of :func:`host_addresses` that are not of loopback; what is no address is left out."""
+    """Return the addresses from :func:`host_addresses` except loopback; invalid ones are omitted."""
     return [line for line in addresses if (one := _read(line)) is not None and not one.address.is_loopback]
 
 
 def interface_of(addresses: Sequence[str], address: str) -> str:
-    """The name of the interface that has an address; "" where none has.
+    """Return the name of the interface that has an address; "" if none has.
 
     Args:
-        addresses: the host's, as :func:`host_addresses` gives them.
+        addresses: the host's, from :func:`host_addresses`.
         address: with its zone or without.
     """
     wanted = _without_zone(address)
@@ -68,23 +68,24 @@ def interface_of(addresses: Sequence[str], address: str) -> str:
 
 
 def choose_address(addresses: Sequence[str], *, route: str, words: Sequence[str] = (), host: str) -> str:
-    """The address on which a host's workers listen when a job has several machines.
+    """Return the address on which a host's workers listen when a job has several machines.
 
-    Of the addresses that the words allow (without any: of all), the one that the route has; else one of its family;
-    one that is reached from beyond its link before one that is not; in the order of the words, then of the addresses.
+    Of the addresses that the words allow (without any: of all), the one of the route; else one of its family; one that
+    is
+    reachable from beyond its link before a link-local one; in the order of the words, then of the addresses.
 
     Args:
-        addresses: the host's, as :func:`host_addresses` gives them; what is none is left out.
-        route: the host's own end of its connection to the driver; "" where it is not known. On the driver's own host
-            that is a loopback address, and says nothing.
+        addresses: the host's, from :func:`host_addresses`; invalid ones are ignored.
+        route: the host's own end of its connection to the driver; "" if not known. On the driver's own host that is a
+            loopback address, and gives no information.
         words: of --network-interfaces: names of interfaces, addresses, and networks as CIDRs.
         host: the host's name, for messages.
 
     Returns:
-        The address, with its zone where it is one of the link alone.
+        The address, with its zone if it is link-local.
 
     Raises:
-        SettingsError: none of the host's addresses fits the words, or it has none that other hosts could reach.
+        SettingsError: none of the host's addresses matches the words, or it has none that other hosts could reach.
     """
     own, usable = _own(addresses)
     way = _without_zone(route)
@@ -96,7 +97,7 @@ def choose_address(addresses: Sequence[str], *, route: str, words: Sequence[str]
                 f"other hosts could reach; it has {', '.join(map(str, own)) or 'none at all'}"
             )
     elif way is not None and not way.is_loopback and all(way != _without_zone(one.text) for one in usable):
-        return route  # what the list does not have, as in some sandboxes, the kernel has all the same
+        return route  # the list may lack it, as in some sandboxes, but the kernel has it
     else:
         fits = usable
     if not fits:
@@ -115,11 +116,11 @@ def choose_address(addresses: Sequence[str], *, route: str, words: Sequence[str]
             one.address.is_link_local and not way.is_link_local,
         )
 
-    return min(fits, key=misfit).text  # of several the first
+    return min(fits, key=misfit).text  # the first of several
 
 
 def listening_addresses(addresses: Sequence[str], *, words: Sequence[str] = ()) -> list[str]:
-    """The addresses on which the driver listens for other hosts: all that the words allow, IPv4 first.
+    """Return the addresses on which the driver listens for other hosts: all that the words allow, IPv4 first.
 
     Args:
         addresses, words: see :func:`choose_address`.
@@ -135,19 +136,19 @@ def listening_addresses(addresses: Sequence[str], *, words: Sequence[str] = ()) 
             f"cannot listen for other hosts: this machine has no address{allowed} that they could reach; it has "
             f"{', '.join(map(str, own)) or 'none at all'}"
         )
-    # Addresses of one link only where they are asked for, or there are no others.
+    # Link-local addresses only if they are asked for, or there are no others.
     beyond = [one for one in fits if words or not one.address.is_link_local] or fits
     return [one.text for one in sorted(beyond, key=lambda one: (one.address.is_link_local, one.address.version))]
 
 
 def _own(addresses: Sequence[str]) -> tuple[list[_Own], list[_Own]]:
-    """All that can be read, and of these what other hosts could reach."""
+    """Return all valid addresses, and those of them that other hosts could reach."""
     own = [one for one in map(_read, addresses) if one is not None]
     return own, [one for one in own if not one.address.is_loopback and not one.address.is_unspecified]
 
 
 def address_in(line: str) -> str:
-    """The address of such a line, with its zone and without its prefix."""
+    """Return the address of such a line, with its zone and without its prefix."""
     return line.rpartition(" ")[2].partition("/")[0]
 
 

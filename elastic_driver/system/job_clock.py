@@ -1,10 +1,10 @@
 """The driver's own time, which stands still while the driver does.
 
-A driver that was stopped (Ctrl-Z, a suspended machine), starved, or blocked by a disc that hangs, has not heard what
-happened meanwhile: it lies in its sockets and pipes. Were its time limits over when it goes on, it would vote out
-workers that have long done what they had to do. So all limits of a job are of this clock, which takes no longer step
-than ``most_s`` from one look at it to the next, and is looked at more often than that for as long as the loop runs.
-Likewise it stands still while a job has no driver.
+A driver that was stopped (Ctrl-Z, a suspended machine), starved, or blocked by a hung disk has missed all events
+meanwhile: they wait in its sockets and pipes. If its time limits had expired when it continues, it would vote out
+workers that have long done their part. So all limits of a job are measured by this clock, which advances by at most
+``most_s`` from one reading to the next, and is read more often than that for as long as the loop runs. It also stands
+still while a job has no driver.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-# Longer than any one thing that the loop does; short beside what workers are given.
+# Longer than any one callback of the loop; short compared with the limits of workers.
 MOST_S = 1.0
-# What it stood still beyond that is reported from here on. A busy machine is no news.
+# Standstills beyond most_s are reported from this length on. A busy machine is not worth a report.
 _REPORTED_FROM_S = 5.0
 
 
 class Timer(Protocol):
-    """A call that is due."""
+    """A scheduled call."""
 
     def cancel(self) -> None:
-        """It is not called any more."""
+        """Cancel the call."""
 
 
 CallLater = Callable[[float, Callable[[], object]], Timer]
@@ -38,7 +38,7 @@ class JobClock:
     Args:
         source: the real time; ``time.monotonic`` by default.
         most_s: its longest step. Well below all limits that are measured with it.
-        begins: what it says first, for a job that had another driver before; None for what the real time is.
+        begins: its first value, for a job that had another driver before; None for the real time.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class JobClock:
         self.lost_s = 0.0  # how long it has stood still
 
     def __call__(self) -> float:
-        """The present."""
+        """Return the present time, seconds."""
         now = self._source()
         self.lost_s += max(0.0, now - self._looked_at - self._most_s)
         self._looked_at = now
         return now - self.lost_s + self._ahead_s
 
     async def keep(self, on_standstill: Callable[[float], None]) -> None:
-        """Looks at it often enough. Runs until it is cancelled.
+        """Read it often enough. Runs until it is cancelled.
 
         Args:
             on_standstill: called after each longer standstill, with its seconds.
@@ -76,12 +76,12 @@ class JobClock:
             reported_s = self.lost_s
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        """Calls it on the running loop after this time."""
+        """Call a function on the running loop after this time."""
         return _Timer(self, self() + delay_s, callback)
 
 
 class _Timer:
-    """See Timer."""
+    """A call that waits anew if the clock has stood still."""
 
     def __init__(self, clock: JobClock, due: float, callback: Callable[[], object]) -> None:
         self._clock, self._due, self._callback = clock, due, callback
@@ -101,11 +101,11 @@ class _Timer:
 
 @contextlib.asynccontextmanager
 async def time_limit(limit_s: float, call_later: CallLater | None = None) -> AsyncIterator[None]:
-    """Ends what takes longer with TimeoutError.
+    """Raise TimeoutError in a block that takes longer.
 
     Args:
-        limit_s: the time.
-        call_later: measures it; the running loop's when None.
+        limit_s: the limit, seconds.
+        call_later: measures it; the running loop's if None.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as limit:

@@ -1,7 +1,7 @@
-"""How much of what has come would outlive this process.
+"""Counts how many of the received items are persisted, so that they would outlive this process.
 
-Owns two counts, and who waits for the second. What comes, and where it is kept (on disc, in a file, on a terminal), is
-whoever counts' business; it is kept in the order in which it came.
+Owns two counts, and the callbacks that wait for the second. The items, and where they are persisted (on disk, in a
+file, on a terminal), are up to the caller; they are persisted in the order in which they came.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from itertools import count
 
 
 class Keeping:
-    """See above. Used on one event loop only, but for :meth:`keep_soon`.
+    """Counts received and persisted items. Used on one event loop only, except for :meth:`keep_soon`.
 
     Attributes:
-        came: how much has come.
-        kept: how much of that is kept.
+        came: how many have been received.
+        kept: how many of those are persisted.
     """
 
     def __init__(self) -> None:
@@ -27,24 +27,24 @@ class Keeping:
         self._waiting: list[tuple[int, int, Callable[[], object]]] = []  # a heap
         self._serial = count()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the following
         self._kept_soon = 0
         self._is_due = False
 
     def comes(self) -> int:
-        """One more has come. Returns how much that makes."""
+        """Count one more received item. Returns how many that makes."""
         self._loop = self._loop or asyncio.get_running_loop()
         self.came += 1
         return self.came
 
     def keep(self, many: int) -> None:
-        """So much of what has come is kept. Harmless when repeated."""
+        """Record that so many of the received items are persisted. Harmless when repeated."""
         self.kept = max(self.kept, many)
         while self._waiting and self._waiting[0][0] <= self.kept:
             heappop(self._waiting)[2]()
 
     def keep_soon(self, many: int) -> None:
-        """Has keep() called on the loop, from any thread; of many calls in a row once."""
+        """Have keep() called on the loop, from any thread; once for many calls in a row."""
         with self._lock:
             self._kept_soon = max(self._kept_soon, many)
             if self._is_due or self._loop is None:
@@ -60,5 +60,5 @@ class Keeping:
         self.keep(many)
 
     def when_kept(self, many: int, call: Callable[[], object]) -> None:
-        """Has something called once, when so much is kept; it is not yet."""
+        """Call this once when so many items are persisted, which they are not yet."""
         heappush(self._waiting, (many, next(self._serial), call))

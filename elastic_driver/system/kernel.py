@@ -1,6 +1,6 @@
-"""Calls of the kernel that Python has only where it was built against headers that know them.
+"""System calls that Python only provides if it was built against headers that define them.
 
-conda-forge's Pythons, and others that are to run on old systems, were not: they lack os.memfd_create, os.pidfd_open and
+conda-forge's Pythons, and others built for old systems, were not: they lack os.memfd_create, os.pidfd_open and
 signal.pidfd_send_signal on the newest kernel. There the same calls are made by their numbers.
 """
 
@@ -13,18 +13,18 @@ import platform
 import signal
 from functools import cache
 
-# As linux/memfd.h has it.
+# From linux/memfd.h.
 _MFD_CLOEXEC = 1
-# Numbers of system calls, as the kernel's headers have them. From 424 on they are the same everywhere.
+# Numbers of system calls, from the kernel's headers. From 424 on they are the same on all architectures.
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "ppc64le": 360, "s390x": 350}
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN, _PIDFD_GETFD = 424, 434, 438
 
 
 def memory_file(name: str) -> int:
-    """A new file in memory that no folder has, as a descriptor that no program inherits.
+    """Make a file in memory, without a path, and return a descriptor that no program inherits.
 
     Args:
-        name: what /proc shows it by; several may have the same.
+        name: shown in /proc; several files may have the same.
 
     Raises:
         OSError: there is no room for one, or no descriptor.
@@ -35,14 +35,14 @@ def memory_file(name: str) -> int:
 
 
 def pidfd_open(pid: int, flags: int = 0) -> int:
-    """See os.pidfd_open. Raises OSError, also where the kernel knows no such call."""
+    """Call os.pidfd_open. Raises OSError, also if the kernel has no such call."""
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid, flags)
     return _call(_PIDFD_OPEN, pid, flags)
 
 
 def pidfd_send_signal(descriptor: int, number: int) -> None:
-    """See signal.pidfd_send_signal. Raises OSError, also where the kernel knows no such call."""
+    """Call signal.pidfd_send_signal. Raises OSError, also if the kernel has no such call."""
     if hasattr(signal, "pidfd_send_signal"):
         signal.pidfd_send_signal(descriptor, number)
     else:
@@ -50,21 +50,21 @@ def pidfd_send_signal(descriptor: int, number: int) -> None:
 
 
 def pidfd_getfd(process: int, descriptor: int) -> int:
-    """A copy of another process's descriptor, which this one may trace (Linux 5.6). Python has no such call.
+    """Return a copy of a descriptor of another process that this one may trace (Linux 5.6). Python has no such call.
 
     Args:
         process: a pidfd of it.
         descriptor: its number there.
 
     Raises:
-        OSError: there is none, or it is not to be had.
+        OSError: there is none, or it is unavailable.
     """
     return _call(_PIDFD_GETFD, process, descriptor, 0)
 
 
 @cache
 def has_pidfds() -> bool:
-    """Whether the kernel has them (Linux 5.3), and lets this process have one."""
+    """Return whether the kernel has pidfds (Linux 5.3), and permits them to this process."""
     try:
         os.close(pidfd_open(os.getpid()))
     except OSError as error:
@@ -73,7 +73,7 @@ def has_pidfds() -> bool:
 
 
 def _call(number: int, *arguments: int | bytes | None) -> int:
-    """Makes a system call. Raises OSError."""
+    """Make a system call. Raises OSError."""
     if number < 0:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     values = [ctypes.c_long(each) if isinstance(each, int) else ctypes.c_char_p(each) for each in arguments]

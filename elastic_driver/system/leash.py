@@ -1,7 +1,7 @@
-"""A process that another one has beside it, and that ends when that does, or lets go of it: it reads a pipe to its end.
+"""A process that ends when its holder ends or closes a pipe: it reads the pipe to its end.
 
-Owns the side of the one that is held, from its first moment on. Signals mean nothing to it: a scheduler, or a terminal,
-sends them to all processes of a job at once, and it is its holder that decides what follows. Imports little.
+Owns the held process's side, from its start. It ignores signals: a scheduler or a terminal sends them to all processes
+of a job at once, and its holder decides what follows. Imports little.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterator, Mapping
 from elastic_driver.words import ExitCode
 
 ENV_HELD = "ELASTIC_DRIVER_BESIDE"
-"""Is set for a process that is held by its standard input."""
+"""Set for a process that is held by its standard input."""
 _IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
 
 
 def is_held(environ: Mapping[str, str]) -> bool:
-    """Whether this process is one of those."""
+    """Return whether this process is held."""
     return bool(environ.get(ENV_HELD))
 
 
 def ignore_signals(more: tuple[str, ...] = ()) -> None:
-    """Has this process, and what it starts, ignore what its holder gets, too.
+    """Make this process, and its children, ignore the signals that its holder gets, too.
 
     Args:
         more: names of other signals.
@@ -35,10 +35,10 @@ def ignore_signals(more: tuple[str, ...] = ()) -> None:
 
 
 class Leash:
-    """See above. Until somebody says what is to be done at the end, this process just ends then.
+    """Ends this process at the end of the pipe, unless another action is set.
 
     Args:
-        descriptor: what is read to its end.
+        descriptor: the one that is read to its end.
         ends: ends this process.
     """
 
@@ -52,7 +52,7 @@ class Leash:
 
     @contextlib.contextmanager
     def taken_by(self, on_end: Callable[[], object]) -> Iterator[None]:
-        """While this context lasts that is called, by another thread, instead of ending this process."""
+        """Within the context, call this in another thread at the end of the pipe, instead of ending this process."""
         with self._lock:
             self._on_end = on_end
         try:

@@ -1,10 +1,10 @@
-"""Unix sockets with a path, in folders that nobody but this user can enter: how the processes of one machine meet.
+"""Unix sockets with a path, in folders that only this user can enter: how the processes of one machine connect.
 
-Owns where such folders lie, their making, finding, locking and removing, and how both ends make sure whose process the
-other one is (decision 43). Does not know what is said on the sockets.
+Owns where such folders are, how they are made, found, locked and removed, and how both ends verify whose process the
+other one is (decision 43). Does not know the protocols on the sockets.
 
-Who uses a folder holds a lock (flock) on it. So what clears /tmp of old files leaves it alone, and one that nobody
-locks was left by a process that was killed: whoever makes the next folder there removes it.
+The process that uses a folder holds a lock (flock) on it. So programs that clear /tmp of old files leave it alone, and
+an unlocked folder was left by a killed process: the process that makes the next folder there removes it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.system.process_name import boot_id
 from elastic_driver.system.safe_files import leads_to, who_exchanges_in, why_not_private
 
-# Of connections that nobody has come to take yet. The system has a limit of its own (net.core.somaxconn).
+# Limit of connections not yet accepted. The system has a limit of its own (net.core.somaxconn).
 _BACKLOG = 4096
-# Who looks for folders that are left locks each one for some microseconds.
+# A process that looks for left folders locks each one for some microseconds.
 _LOOKED_AT_S = 1.0
 _AGAIN_S = 0.02
 _SCHEME = "unix:"
 _CREDENTIALS = struct.Struct("=iII")
-# Where processes meet that know nothing of each other but a name: not in $TMPDIR, which may be one for each of them.
+# Where processes meet that know only a common name: not in $TMPDIR, which may differ between them.
 _KNOWN_PLACES = (Path("/tmp"), Path("/dev/shm"))
 
 
@@ -42,11 +42,11 @@ class OtherUserError(PermissionError):
 
 
 class SocketFolder:
-    """A folder of sockets that this process holds a lock on.
+    """A folder of sockets on which this process holds a lock.
 
     Args:
         path: where it is.
-        descriptor: of the folder, which has the lock.
+        descriptor: of the folder; holds the lock.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -56,10 +56,10 @@ class SocketFolder:
 
     @classmethod
     def new(cls, places: Sequence[Path] | None = None) -> Self:
-        """Makes one whose name nobody can have foreseen.
+        """Make a folder with an unpredictable name.
 
         Args:
-            places: folders in which it may lie, the best first; None for /tmp, $TMPDIR and /dev/shm.
+            places: folders in which it may be, in order of preference; None for /tmp, $TMPDIR and /dev/shm.
 
         Raises:
             SettingsError: it cannot be made in any of them.
@@ -77,7 +77,7 @@ class SocketFolder:
 
     @classmethod
     def named(cls, name: str, places: Sequence[Path] = _KNOWN_PLACES) -> Self:
-        """Makes or takes over the one that others find under this name (:func:`named_paths`), for this process alone.
+        """Make or take over the folder that others find under this name (:func:`named_paths`), for this process alone.
 
         Raises:
             BlockingIOError: another process has it.
@@ -88,7 +88,7 @@ class SocketFolder:
 
     @classmethod
     def again(cls, path: Path) -> Self:
-        """Makes one anew that somebody has removed, where others look for it.
+        """Make a removed folder again where others look for it.
 
         Raises:
             OtherUserError: another user has this name by now, or could have it in our place.
@@ -99,11 +99,11 @@ class SocketFolder:
 
     @classmethod
     def at(cls, path: Path, lock: int = fcntl.LOCK_SH) -> Self:
-        """Opens one that is there, and locks it.
+        """Open and lock an existing folder.
 
         Raises:
-            BlockingIOError: another process's lock does not allow it.
-            OtherUserError: it is no folder, another user's, or open to others.
+            BlockingIOError: another process's lock forbids it.
+            OtherUserError: it is not a folder, is another user's, or open to others.
             OSError: there is none.
         """
         found = _open(path)
@@ -115,7 +115,7 @@ class SocketFolder:
             try:
                 fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
             except OSError as error:
-                # Some file systems have no locks. There nobody removes what others have left.
+                # Some file systems have no locks. There nobody removes folders left by others.
                 if lock == fcntl.LOCK_EX or isinstance(error, BlockingIOError):
                     raise
             folder = cls(path, descriptor)
@@ -129,7 +129,7 @@ class SocketFolder:
     @classmethod
     def _first(cls, places: Sequence[Path], make: Callable[[Path], Path], lock: int, advice: str = "") -> Self:
         reasons = []
-        for place in map(Path.absolute, places):  # others that are told of it may be in another working directory
+        for place in map(Path.absolute, places):  # processes that are told the path may be in another working directory
             try:
                 _check_place(place)
                 folder = cls._make(partial(make, place), lock)
@@ -145,7 +145,7 @@ class SocketFolder:
                 reasons.append(f"{place}: {in_words(error)}")
                 folder.close()
                 continue
-            with contextlib.suppress(OSError):  # some sites let nobody list /tmp
+            with contextlib.suppress(OSError):  # some sites forbid listing /tmp
                 _remove_left(folder.path)
             return folder
         if not os.path.exists("/proc/self/fd"):
@@ -160,18 +160,18 @@ class SocketFolder:
             try:
                 return cls.at(path, lock)
             except (FileNotFoundError, BlockingIOError):
-                # Who removes what is left was quicker, or looks at it.
+                # A process that removes left folders was quicker, or is looking at it.
                 if time.monotonic() > until:
                     raise
             except OSError:
-                # Here folders do not stay as they are made, or have no locks; the next one would not be better.
+                # Folders here do not keep their permissions, or have no locks; the next one would not be better.
                 with contextlib.suppress(OSError):
                     path.rmdir()
                 raise
             time.sleep(_AGAIN_S)
 
     def listen(self, name: str) -> socket.socket:
-        """Listens under this name, in place of whoever did before. Once it is found there, it takes connections.
+        """Listen under this name, in place of any earlier socket. As soon as it is found there, it accepts connections.
 
         Raises:
             OSError: this file system has no sockets, or the folder was removed.
@@ -192,49 +192,49 @@ class SocketFolder:
         return listening
 
     def forget(self, name: str) -> None:
-        """Removes a socket, if it is there."""
+        """Remove a socket, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._descriptor)
         self._names.discard(name)
 
     def is_there(self) -> bool:
-        """Whether its path still leads to it."""
+        """Return whether its path still leads to it."""
         return leads_to(self.path, self._descriptor)
 
     def fileno(self) -> int:
-        """The descriptor that has the lock; -1 when it is closed."""
+        """Return the descriptor that holds the lock; -1 when it is closed."""
         return self._descriptor
 
     def close(self) -> None:
-        """Removes this process's sockets, and the folder if nothing else is in it. Idempotent."""
+        """Remove this process's sockets, and the folder if nothing else is in it. Idempotent."""
         if self._descriptor < 0:
             return
         for name in tuple(self._names):
             with contextlib.suppress(OSError):
                 self.forget(name)
         with contextlib.suppress(OSError):
-            if self.is_there():  # another may have the name by now, and holds a lock on his
+            if self.is_there():  # another folder may have the name by now, with a lock of its own
                 self.path.rmdir()
         with contextlib.suppress(OSError):
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also where a forked process has the descriptor
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # even if a forked process has the descriptor
         os.close(self._descriptor)
         self._descriptor = -1
 
 
 def named_paths(name: str, places: Sequence[Path] = _KNOWN_PLACES) -> list[Path]:
-    """Where :meth:`SocketFolder.named` makes the folder of this name: the first of these that can hold it."""
+    """Return where :meth:`SocketFolder.named` makes the folder of this name: the first of these that is suitable."""
     return [place / (_prefix() + name) for place in places]
 
 
 def connect(path: Path, timeout_s: float) -> socket.socket:
-    """Connects to the process of this user that listens there. Blocks for that time at most.
+    """Connect to the process of this user that listens there. Blocks for at most timeout_s seconds.
 
     Returns:
-        The socket, whose own time limit that is.
+        The socket, with that as its own time limit.
 
     Raises:
         OtherUserError: the folder or the process is another user's, or may be.
-        OSError: nobody listens there, or no connection was taken in that time.
+        OSError: no process listens there, or it did not accept in that time.
     """
     until = time.monotonic() + timeout_s
     while True:
@@ -247,10 +247,10 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
 
 
 def connect_at_once(path: Path) -> socket.socket:
-    """The same for event loops, without blocking. Asked again after some time it may have a connection.
+    """Connect without blocking, for event loops. A later try may succeed.
 
     Raises:
-        BlockingIOError: the process has more connections than it can take at once.
+        BlockingIOError: the process has more connections than it can accept at once.
         OtherUserError, OSError: as :func:`connect`.
     """
     return _connect(path, 0.0)
@@ -262,7 +262,7 @@ def _connect(path: Path, timeout_s: float) -> socket.socket:
         folder = _open(path.parent)
         try:
             connection.settimeout(timeout_s)
-            # No name is looked up again, and it may be longer than the 107 bytes of an address.
+            # No name is looked up again, and the path may be longer than the 107 bytes of an address.
             connection.connect(f"/proc/self/fd/{folder}/{path.name}")
         finally:
             os.close(folder)
@@ -276,22 +276,22 @@ def _connect(path: Path, timeout_s: float) -> socket.socket:
 
 
 def url_of(path: Path) -> str:
-    """``unix:/PATH``: the URL of what listens at a socket. Its path is absolute."""
+    """Return ``unix:/PATH``, the URL of a socket. Its path is absolute."""
     return f"{_SCHEME}{path}"
 
 
 def path_of(url: str) -> Path | None:
-    """The socket that :func:`url_of` has named; None where it is another URL."""
+    """Return the socket of a URL from :func:`url_of`; None for another URL."""
     return Path(url.removeprefix(_SCHEME)) if url.startswith(f"{_SCHEME}/") else None
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Whether the process at the other end is this user's or root's."""
+    """Return whether the process at the other end is this user's or root's."""
     return peer_of(connection)[1] in (0, os.geteuid())
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group that the other end of a unix socket was made by, as the kernel names them."""
+    """Return the PID, user and group of the process that made the other end of a unix socket, from the kernel."""
     process, user, group = _CREDENTIALS.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )
@@ -299,7 +299,7 @@ def peer_of(connection: socket.socket) -> tuple[int, int, int]:
 
 
 def _open(path: Path) -> int:
-    """A folder that has turned out to be this user's alone."""
+    """Open a folder that is verified to be this user's alone."""
     try:
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -315,33 +315,33 @@ def _open(path: Path) -> int:
 
 
 def _made(path: Path) -> Path:
-    """A folder that is there by now, whoever has made it."""
+    """Make a folder, unless it exists."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     return path
 
 
 def _check_place(place: Path) -> None:
-    """Raises OtherUserError where anybody can put another folder in the place of ours."""
-    real = Path(os.path.realpath(place, strict=True))  # resolve() has no OSError for a loop of links
+    """Raise OtherUserError if any user can replace our folder there."""
+    real = Path(os.path.realpath(place, strict=True))  # resolve() does not raise OSError for a loop of links
     if who := who_exchanges_in(real, strict=False):
         raise OtherUserError(errno.EPERM, who)
 
 
 def _prefix() -> str:
-    """What all these folders' names begin with. Machines may share them, and do not see each other's locks."""
+    """Return the prefix of all these folders' names. Machines may share folders without seeing each other's locks."""
     boot = hashlib.blake2b(boot_id().encode(), digest_size=4).hexdigest()
     return f"elasticrun-{os.geteuid()}-{boot}-"
 
 
 def _remove_left(own: Path) -> None:
-    """Removes what processes of this user on this machine have left beside this folder that were killed."""
+    """Remove the folders beside this one that killed processes of this user on this machine have left."""
     prefix, user = _prefix(), os.geteuid()
     for name in os.listdir(own.parent):
         if name.startswith(prefix) and name != own.name:
             path = own.parent / name
             with contextlib.suppress(OSError):
-                if path.lstat().st_uid == user:  # others may have made very many of such a name: they cost little
+                if path.lstat().st_uid == user:  # other users may have made very many of such a name: they cost little
                     left = SocketFolder.at(path, fcntl.LOCK_EX)
                     left._names.update(os.listdir(left.fileno()))
                     left.close()

@@ -1,4 +1,4 @@
-"""What this package's modules log as a warning, and who is told."""
+"""Reports the warnings that this package's modules log."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class _Teller(logging.Handler):
 
 @contextlib.contextmanager
 def warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
-    """Has the user told of warnings: an output file that cannot be written, a guard that died.
+    """Report warnings to the user: an output file that cannot be written, a guard that died.
 
     Args:
-        tell: is given each in words. Meanwhile nobody else is.
+        tell: called with each message. Meanwhile no other handler is.
     """
     logger, handler = logging.getLogger("elastic_driver"), _Teller(tell)
     logger.addHandler(handler)

@@ -12,14 +12,14 @@ import uvloop
 
 from elastic_driver.system.threads import started_pool
 
-# Of libuv's own threads, and the most that it takes of UV_THREADPOOL_SIZE.
+# Default number of libuv's own threads, and its maximum for UV_THREADPOOL_SIZE.
 _UV_THREADS, _MOST_UV_THREADS = 4, 1024
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """A loop whose own threads have been started.
+    """Return a loop whose own threads have been started.
 
-    Where they cannot be, libuv ends the process without a word, at the first name that is looked up.
+    If they cannot be started, libuv ends the process without a message, at the first name lookup.
 
     Raises:
         RuntimeError: they cannot be started.
@@ -28,20 +28,19 @@ def new_loop() -> asyncio.AbstractEventLoop:
         wanted = int(os.environ.get("UV_THREADPOOL_SIZE", ""))
     except ValueError:
         wanted = 0
-    # What such threads have had for stacks libuv's get, which are started at once.
+    # libuv's threads, started at once, get the stacks that these threads have had.
     started_pool(min(max(wanted, _UV_THREADS), _MOST_UV_THREADS), "uvloop").shutdown()
     loop = uvloop.new_event_loop()
-    with contextlib.suppress(OSError):  # it is no number, which is seen without asking anybody
+    with contextlib.suppress(OSError):  # it is not an address, which is noticed without a lookup
         loop.run_until_complete(loop.getaddrinfo("-", 0, flags=socket.AI_NUMERICHOST))
     return loop
 
 
 async def unix_connection(factory: Callable[[], asyncio.BaseProtocol], sock: socket.socket) -> asyncio.BaseTransport:
-    """``create_unix_connection()`` of the running loop, for a connected socket, which is the transport's from then on.
+    """Call the running loop's ``create_unix_connection()`` for a connected socket, which the transport then owns.
 
-    uvloop forgets the socket where the connection breaks while it is made, as when what the protocol says first finds
-    nobody: libuv closes the descriptor, and the socket closes it once more when it is deleted, whatever has the number
-    by then.
+    uvloop forgets the socket if the connection breaks while it is made, such as when the protocol's first write fails:
+    libuv closes the descriptor, and the socket closes it again when it is deleted, whatever has the number by then.
     """
     loop = asyncio.get_running_loop()
     transport, _ = await loop.create_unix_connection(factory, sock=sock)

@@ -1,8 +1,8 @@
-"""Files in volumes that Kubernetes fills from a ConfigMap or a Secret, and changes under the feet of who reads them.
+"""Files in volumes that Kubernetes fills from a ConfigMap or a Secret, and changes while they are being read.
 
-Owns how such a volume is known. The files in it are symlinks through the folder's ``..data``, itself a symlink that the
-kubelet replaces at a change; the folder that it has pointed to is removed at once, so a file may be missing for who
-looks at the wrong moment.
+Owns recognising such a volume. The files in it are symlinks through the folder's ``..data``, itself a symlink that the
+kubelet replaces at a change; the folder to which it pointed is removed at once, so a file may be missing at the wrong
+moment.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ _CURRENT = "..data"
 
 
 def is_in_mounted_volume(path: Path) -> bool:
-    """Whether a file, there or not, is one of such a volume."""
+    """Return whether a path, existing or not, is in such a volume."""
     return os.path.lexists(path.parent / _CURRENT)

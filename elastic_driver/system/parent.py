@@ -1,18 +1,19 @@
-"""The parent of a program: passes signals on to it, reaps orphans, and starts it again where it has died.
+"""The parent of a program: passes signals on to it, reaps orphans, and restarts it if it has died.
 
-Owns what two kinds of programs need beside them, which an ordinary parent does not do:
+Owns the needs of two kinds of programs that an ordinary parent does not serve:
 
-- Process 1 of a container. A process whose parent has died becomes a child of process 1, which has to reap it: else it
-  stays as a zombie, one more for each worker that was killed with children of its own. And process 1 gets only those
-  signals that it handles. So the program goes on in a child, as in any other place.
-- A driver with a journal, which is started again when it is killed or fails (decision 44).
+- Process 1 of a container. A process whose parent has died becomes a child of process 1, which has to reap it:
+  otherwise
+  it stays a zombie, one more for each worker that was killed with children of its own. And process 1 only gets signals
+  that it handles. So the program continues in a child, as in any other place.
+- A driver with a journal, which is restarted when it is killed or fails (decision 44).
 
-The child is forked: it costs a millisecond, where another Python that imports the same again would cost a tenth of a
-second. Who is started again is executed anew, as from the command line: its package may be another by now. The kernel
+The child is forked, which costs a millisecond; another Python that imports the same again would cost a tenth of a
+second. A restarted program is executed anew, as from the command line: its package may be another by now. The kernel
 kills the child when its parent dies (:mod:`elastic_driver.system.tether`).
 
-Standard streams, terminal, process group and session are the same in both. So a signal that somebody sends to all of
-them reaches a driver twice: see :func:`news`.
+Standard streams, terminal, process group and session are the same in both. So a signal sent to all of them reaches a
+driver twice: see :func:`news`.
 """
 
 from __future__ import annotations
@@ -35,40 +36,44 @@ from elastic_driver.system.process_name import name_of
 from elastic_driver.system.tether import tie
 from elastic_driver.words import LONG_ROUND_S, PAUSE_RANGE_S, SETBACKS_LIMIT, ExitCode, pause_s
 
-# Ends the program. One that has died of these was told to.
+# Signals that end the program. One that has died of these was told to.
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# What asks for the end once and for all.
+# Signals that ask for the end for good.
 _LASTING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# What is for workers alone.
+# Signals for workers only.
 _FOR_WORKERS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-# By number: so those that wait together are taken in the same order when they are passed on.
+# By number, so that signals pending together are handled in the same order when passed on.
 _PASSED = tuple(sorted((*_ENDING, *_FOR_WORKERS)))
-# Linux: what the kernel sends, a terminal's for instance, has a code above this. It is sent to the whole group, so the
-# child has it already; twice would mean something else there.
+# Linux: signals from the kernel, such as a terminal's, have a code above this. They are sent to the whole group, so the
+# child has them already; twice would mean something else there.
 _SENT_BY_A_PROCESS = 0
-# Of who is started again: its parent, the end of the pipe that ties it, and that on which it says that it has come up.
+# For a restarted program: its parent, the end of the pipe that ties it, and the end on which it reports that it has
+# come up.
 _ENV = "ELASTIC_DRIVER_PARENT"
-# Begins, instead of what was there before, the number of the file in memory.
+# Precedes the number of the file in memory, in place of the earlier journal file.
 _BY_MARK = "mark:"
 _BEGUN, _STOOD_BY = b"x", b"s"
-# What the child ends with that has failed, and has left its job to another; for its parent alone.
+# Exit code of a child that has failed, and has left its job to another; for its parent only.
 _FAILED = 76
-# What the child ends with whose program could not be executed, or has failed before it knew whose child it is.
+# Exit code of a child whose program could not be executed, or has failed before it knew whose child it is.
 _NOT_STARTED = 77
-# By which a driver's parent passes on the first of the signals above: so the driver knows which it has got twice.
+# The number with which a driver's parent passes on the first of the signals above: so the driver knows which it has got
+# twice.
 _FIRST = signal.SIGRTMIN + 8
 _BLOCKED = (*_PASSED, signal.SIGCHLD, *range(_FIRST, _FIRST + len(_PASSED)))
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """How the program is started again.
+    """How to restart the program.
 
     Attributes:
-        command: its words, those of Python included (:func:`this_command`).
-        environ: as this process was given it.
-        journal: a file that it leaves where there is something to go on from. One that was there before is not that.
-            None for a journal that is no file here: the program says itself that there is one (:func:`has_begun`).
+        command: its words, including Python's (:func:`this_command`).
+        environ: as given to this process.
+        journal: a file that it leaves if there is something to continue from; a file that was there before does not
+            count.
+            None for a journal that is not a file here: the program reports itself that there is one
+                (:func:`has_begun`).
     """
 
     command: Sequence[str]
@@ -78,12 +83,12 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """That this process was started again by its parent.
+    """The facts for a process that its parent has restarted.
 
     Attributes:
-        is_last: whether it is to end the job, and nobody is started after it.
-        before: which file there was at :attr:`Again.journal` before all (:func:`which_file`).
-        signals: those of the user's that have come, to its parent too, which :func:`early_signals` takes.
+        is_last: whether it has to end the job, with no restart after it.
+        before: which file there was at :attr:`Again.journal` at first (:func:`which_file`).
+        signals: the user's signals received so far, including those to its parent; :func:`early_signals` takes them.
     """
 
     is_last: bool
@@ -94,28 +99,28 @@ class Started:
 _has_counting_parent = False
 _has_failed = False
 _started: Started | None = None
-_mark: int | None = None  # a file in memory that says whether there is a journal, where that is no file here
+_mark: int | None = None  # a file in memory that records whether there is a journal that is not a file here
 _counts: dict[signal.Signals, list[int]] = {}  # how often each has come from others, and from the parent
 _held: set[int] | None = None
 
 
 def hold_signals() -> None:
-    """Has signals wait for :func:`go_on_in_a_child`. For process 1, which loses all that it does not handle."""
+    """Make signals wait for :func:`go_on_in_a_child`. For process 1, which loses signals that it does not handle."""
     global _held
     _held = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED)
 
 
 def go_on_in_a_child(again: Again | None = None) -> None:
-    """Returns in a child; this process ends when that does, with its exit code.
+    """Fork, and return in the child; this process ends when the child does, with its exit code.
 
     To be called before there are threads.
 
     Args:
-        again: how it is started again where it is killed, or fails; None where it never is.
+        again: how to restart it if it is killed, or fails; None for never.
     """
-    # Else nobody would be told how the child has ended.
+    # Otherwise the child's exit status would be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # Blocked signals wait, also those that process 1 does not handle.
+    # Blocked signals wait, even those that process 1 does not handle.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     global _has_counting_parent, _mark
     if again is not None and again.journal is None:
@@ -129,13 +134,13 @@ def go_on_in_a_child(again: Again | None = None) -> None:
 
 
 def started_again() -> Started | None:
-    """What this process was told where its parent has started it again; None otherwise.
+    """Return the facts that the parent has passed to this process if it has restarted it; None otherwise.
 
     From the first call on the user's signals are kept for :func:`early_signals`. To be called at once.
     """
     global _started, _has_counting_parent, _mark
     parent, _, rest = os.environ.pop(_ENV, "").partition(" ")
-    if parent != str(os.getppid()):  # it is another's, which has left its environment to its children
+    if parent != str(os.getppid()):  # set by another process's parent, and inherited from that process
         return _started
     reading_end, has_come_up, is_last, numbers, before = rest.split(" ", 4)
     os.set_inheritable(int(reading_end), False)
@@ -155,30 +160,30 @@ def started_again() -> Started | None:
 
 
 def started() -> Started | None:
-    """What :func:`started_again` has found."""
+    """Return the result of :func:`started_again`."""
     return _started
 
 
 def has_begun(*, has_stood_by: bool = False) -> None:
-    """There is a journal, which is no file here: whoever is started again goes on from it.
+    """Record that there is a journal, which is not a file here: a restarted driver continues from it.
 
     Args:
-        has_stood_by: whether this process has waited for the end of another driver, whose job that is.
+        has_stood_by: whether this process has waited for the end of another driver, which owns that job.
     """
     if _mark is not None and (has_stood_by or not _is_marked()):
         os.pwrite(_mark, _STOOD_BY if has_stood_by else _BEGUN, 0)
 
 
 def had_stood_by() -> bool:
-    """Whether a driver that was started before this one, by the same parent, had told so of :func:`has_begun`."""
+    """Return whether an earlier driver of the same parent has reported to :func:`has_begun` that it stood by."""
     return _started is not None and _mark is not None and os.pread(_mark, 1, 0) == _STOOD_BY
 
 
 def was_begun(journal: Path | None) -> bool:
-    """Whether a driver that was started before this one, by the same parent, had begun a journal.
+    """Return whether an earlier driver of the same parent had begun a journal.
 
     Args:
-        journal: its file; None for one that is none here. To be asked before this process begins one.
+        journal: its file; None for one that is not a file here. To be called before this process begins one.
     """
     if _started is None:
         return False
@@ -190,38 +195,38 @@ def _is_marked() -> bool:
 
 
 def name_of_parent() -> str:
-    """What tells the process that starts this one again from all others; "" where none does."""
+    """Return the unique name of the process that restarts this one; "" if none does."""
     return name_of(os.getppid()) if _has_counting_parent else ""
 
 
 def begin_with(number: signal.Signals) -> None:
-    """Has the driver that this process becomes take a signal before all else."""
+    """Make the driver that this process becomes handle a signal first."""
     global _started
     _started = Started(is_last=True, before="", signals=[number])
 
 
 def early_signals() -> Iterator[signal.Signals]:
-    """Those that have come before this process has handlers of its own. Each is told of once."""
+    """Yield the signals received before this process has handlers of its own, each once."""
     while _started is not None and _started.signals:
         yield _started.signals.pop(0)
 
 
 class Interruption(Protocol):
-    """Ends a driver that waits for another's end, where a signal has come for it. To be called again and again."""
+    """Ends a driver that waits for another's end, if a signal has come for it. To be called again and again."""
 
     def __call__(self, *, drives: bool) -> None:
-        """Raises SystemExit with the exit code of one that a signal has ended.
+        """Raise SystemExit, with the exit code for a signal, if one has come.
 
         Args:
-            drives: whether the other lives, and its job goes on without this one.
+            drives: whether the other driver is alive, and its job continues without this one.
         """
 
 
 def interruption() -> Interruption:
-    """What a driver that waits calls again and again. It ends this process once a signal has come since.
+    """Return a function that a waiting driver calls again and again. It ends this process after a new signal.
 
-    What has come before is for the job of a driver that is dead: this one takes that over, to end it. Signals that are
-    for workers mean nothing to it from now on: it has none yet.
+    Earlier signals are meant for the job of a dead driver: this one takes that over, to end it. Signals for workers are
+    dropped from now on: it has none yet.
     """
     if threading.current_thread() is threading.main_thread():
         for each in (each for number in _FOR_WORKERS for each in numbers_of(number)):
@@ -237,10 +242,11 @@ def interruption() -> Interruption:
 
 
 def leave_to_another() -> bool:
-    """A driver has failed, and ends without its job. Returns whether its parent starts another for it.
+    """Record that a driver has failed, and ends without its job. Returns whether its parent starts another for it.
 
-    To be followed by :func:`exit_code`. For a driver whose job is in its journal: one that has failed before it had
-    written anything would do so again.
+    To be followed by :func:`exit_code`. For a driver whose job is in its journal: one that failed before it wrote
+    anything
+    would do so again.
     """
     global _has_failed
     _has_failed = _has_counting_parent and not is_last()
@@ -248,26 +254,26 @@ def leave_to_another() -> bool:
 
 
 def is_last() -> bool:
-    """Whether this process was started again to end its job, and nobody is started after it."""
+    """Return whether this process was restarted to end its job, with no restart after it."""
     return _has_counting_parent and _started is not None and _started.is_last
 
 
 def exit_code(code: int) -> int:
-    """What a program ends with, whose own exit code that is."""
+    """Return the exit code with which a program has to end, given its own."""
     return _FAILED if _has_failed else code
 
 
 def numbers_of(number: signal.Signals) -> tuple[int, ...]:
-    """By which numbers this process may get a signal: its own, and the one by which its parent passes it on."""
+    """Return the numbers under which this process may get a signal: its own, and the one used by its parent."""
     return (number, _as_passed_on(number)) if _has_counting_parent and number in _PASSED else (number,)
 
 
 def news(number: int) -> signal.Signals | None:
-    """What a signal that has come says; None for one that this process has had already.
+    """Return the signal that was received; None if this process has had it already.
 
     A service manager sends it to all processes of a job, so to this one, and to its parent, which passes it on. A
-    second one means something else to a driver. So it counts as often as it has come one way or the other, whichever
-    is more.
+    second
+    one means something else to a driver. So it counts as often as it has come one way or the other, whichever is more.
 
     Args:
         number: one of :func:`numbers_of`.
@@ -290,7 +296,7 @@ def _early(number: int) -> None:
 
 
 class _Parent:
-    """What this process does from now on.
+    """The role of this process from now on.
 
     Args:
         again: see :func:`go_on_in_a_child`.
@@ -300,14 +306,14 @@ class _Parent:
         self._again = again
         self._before = self._journal()
         self._failures = 0
-        # Where a child says that it has come up; None for the first, which is a fork of this one.
+        # On which a child reports that it has come up; None for the first, which is a fork of this one.
         self._come_up: int | None = None
-        # The signal by which the user has asked for the end. A program that is killed before it has ended, or before it
-        # has taken the signal, leaves that to the next one.
+        # The signal by which the user has asked for the end. If a program is killed before it has ended, or before it
+        # has handled the signal, the next one gets it.
         self._asked: list[signal.Signals] = []
 
     def _journal(self) -> str:
-        """What tells the journal that there is from others; "" for none."""
+        """Return an identification of the present journal; "" for none."""
         if self._again is None:
             return ""
         if self._again.journal is None:
@@ -315,7 +321,7 @@ class _Parent:
         return which_file(self._again.journal)
 
     def watch(self, child: int, rope: int) -> NoReturn:
-        """Until the program has ended."""
+        """Watch the program, and restart it, until it has ended."""
         again = self._again
         while True:
             began = time.monotonic()
@@ -327,12 +333,12 @@ class _Parent:
             child, rope = self._next(again, f"the driver (process {child}) {_how(code)}", code)
 
     def _next(self, again: Again, how: str, code: int) -> tuple[int, int]:
-        """Starts the next one, as soon as that can be done. Ends this process where it is the last.
+        """Start the next program, as soon as that is possible. Ends this process if it is the last.
 
         Args:
             again: see :class:`_Parent`.
-            how: what has become of the one before, in words.
-            code: how that one has ended.
+            how: how the one before ended, in words.
+            code: its exit status.
         """
         can_start = code != _NOT_STARTED
         signals: list[signal.Signals] = []
@@ -365,12 +371,12 @@ class _Parent:
             return started
 
     def _outcome_of(self, child: int) -> int:
-        """The same as :meth:`_end_of`. One that has not come up was not started, whatever its exit code is."""
+        """Return the same as :meth:`_end_of`, except that a child that has not come up counts as not started."""
         code = self._end_of(child)
         return code if self._has_come_up() or code < 0 else _NOT_STARTED
 
     def _end_of(self, child: int) -> int:
-        """How the child has ended, as Popen says it. Blocks until it has, and passes signals on to it."""
+        """Block until the child has ended, and pass signals on to it. Returns its exit status, like Popen."""
         while True:
             received = signal.sigwaitinfo((*_PASSED, signal.SIGCHLD))
             number = signal.Signals(received.si_signo)
@@ -379,18 +385,18 @@ class _Parent:
                 if code is not None:
                     return -_PASSED[-code - _FIRST] if -code in _BLOCKED[-len(_PASSED) :] else code
             elif signal.getsignal(number) is not signal.SIG_IGN:
-                self._remember(number)  # also what the child has itself: it may die before it takes it
+                self._remember(number)  # even if the child has it already: it may die before it handles it
                 if received.si_code <= _SENT_BY_A_PROCESS or _is_for_the_leader(number):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(child, number if self._again is None else _as_passed_on(number))
 
     def _has_come_up(self) -> bool:
-        """Whether the child that has ended had got as far as :func:`started_again`. To be asked once."""
+        """Return whether the child that has ended had reached :func:`started_again`. To be called once."""
         if self._come_up is None:
             return True
         try:
             return os.read(self._come_up, 1) != b""
-        except BlockingIOError:  # somebody has inherited the other end
+        except BlockingIOError:  # another process has inherited the other end
             return False
         finally:
             os.close(self._come_up)
@@ -401,10 +407,10 @@ class _Parent:
             self._asked = [number]
 
     def _goes_on(self, code: int, journal: str) -> bool:
-        """Whether a driver that has ended so has left a job."""
+        """Return whether a driver with this end has left a job."""
         if code < 0:
             return bool(journal) and -code not in _ENDING
-        if code == _NOT_STARTED:  # its package or its interpreter is being replaced, say
+        if code == _NOT_STARTED:  # for example while its package or its interpreter is being replaced
             return bool(journal)
         return code == _FAILED
 
@@ -412,7 +418,7 @@ class _Parent:
         come_up, has_come_up = os.pipe()
 
         def run(reading_end: int) -> None:
-            # Not sent: what is sent counts as one with what the user sends next (see news).
+            # Not sent: a sent signal counts as one with the user's next (see news).
             numbers = ",".join(str(int(number)) for number in signals)
             ends = f"{os.getppid()} {reading_end} {has_come_up}"
             before = self._before if _mark is None else f"{_BY_MARK}{_mark}"
@@ -439,23 +445,23 @@ class _Parent:
         return started
 
     def _end(self, code: int) -> NoReturn:
-        """This process ends as its child has."""
+        """End this process as its child has ended."""
         if self._again is not None and code in (_FAILED, _NOT_STARTED):
             code = ExitCode.INTERNAL_ERROR
         os._exit(code if code >= 0 else 128 - code)
 
 
 def _fork(run: Callable[[int], None] | None = None) -> tuple[int, int] | None:
-    """A child that the kernel kills when this process dies.
+    """Fork a child that the kernel kills when this process dies.
 
     Args:
-        run: becomes another program, with the child's end of what ties it.
+        run: becomes another program, given the child's end of the pipe that ties it.
 
     Returns:
-        Its number, and what holds it; None in a child that goes on.
+        Its PID, and the pipe's end that holds it; None in a child that continues.
 
     Raises:
-        OSError: there cannot be one now.
+        OSError: no child can be made now.
     """
     reading_end, writing_end = os.pipe()
     parent = os.getpid()
@@ -481,12 +487,12 @@ def _fork(run: Callable[[int], None] | None = None) -> tuple[int, int] | None:
 
 
 def _is_for_the_leader(number: int) -> bool:
-    """Whether it is one that the kernel sends to the leader of a session alone: its terminal is gone."""
+    """Return whether the kernel sends it to the leader of a session only: its terminal is gone."""
     return number == signal.SIGHUP and os.getsid(0) == os.getpid()
 
 
 def _signals_within(wait_s: float) -> list[signal.Signals]:
-    """Waits; the first signal that would end the program ends the wait, and is for who is started next."""
+    """Wait; the first signal that would end the program ends the wait, and is meant for the next program."""
     until = time.monotonic() + wait_s
     while True:
         received = signal.sigtimedwait((*_PASSED, signal.SIGCHLD), max(0.0, until - time.monotonic()))
@@ -499,7 +505,7 @@ def _signals_within(wait_s: float) -> list[signal.Signals]:
 
 
 def _reap(child: int) -> int | None:
-    """Reaps whoever has ended. Returns how the child has, as Popen says it; None while it lives."""
+    """Reap all children that have ended. Returns how this one has, like Popen; None while it lives."""
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -519,7 +525,7 @@ def _how(code: int) -> str:
 
 
 def which_file(path: Path) -> str:
-    """What tells a file from those that have its name before and after; "" where there is none."""
+    """Return an identification of a file, different from earlier and later ones of its name; "" if there is none."""
     try:
         status = os.stat(path)
     except OSError:
@@ -528,12 +534,12 @@ def which_file(path: Path) -> str:
 
 
 def _say(text: str) -> None:
-    """Says nothing where nobody reads, a full pipe or a stopped terminal: signals and the next driver cannot wait."""
+    """Print a warning, unless a full pipe or stopped terminal would block: signals and the next driver cannot wait."""
     with contextlib.suppress(OSError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, f"elasticrun: warning: {text}\n".encode(errors="replace"))
 
 
 def this_command() -> list[str]:
-    """The words that this process was started with, its interpreter as a path."""
+    """Return the command line with which this process was started, its interpreter as a path."""
     return [sys.executable, *sys.orig_argv[1:]]

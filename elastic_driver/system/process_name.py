@@ -1,7 +1,6 @@
-"""What names this machine, and a process of it for longer than its id does: boot, namespace, id, start.
+"""Identifies this machine, and a process on it beyond the reuse of its PID: boot, namespace, PID, start time.
 
-Owns the form of such a name, and reads /proc. Whoever was given one can tell whether that very process lives, and end
-it.
+Owns the format of such a name, and reads /proc. With a name one can check whether that very process lives, and end it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Self
 
 from elastic_driver.system.kernel import pidfd_open, pidfd_send_signal
 
-# Of the states in /proc/PID/stat (proc(5)), those of a process that has ended.
+# The states in /proc/PID/stat (proc(5)) of a process that has ended.
 _ENDED = ("Z", "X", "x")
 
 
@@ -22,9 +21,9 @@ class ProcessName:
     """A process of some machine. ``str()`` makes its name, :meth:`parse` reads it.
 
     Attributes:
-        place: the boot and the namespace that its id belongs to (:func:`place_of_processes`).
-        pid: its id there.
-        started: when, in the kernel's count.
+        place: the boot and the namespace to which its PID belongs (:func:`place_of_processes`).
+        pid: its PID there.
+        started: its start time, in the kernel's ticks.
     """
 
     place: str
@@ -33,7 +32,7 @@ class ProcessName:
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """Names a process of this place.
+        """Name a process of this place.
 
         Raises:
             OSError, ValueError, IndexError: there is none, or the system does not say.
@@ -42,7 +41,7 @@ class ProcessName:
 
     @classmethod
     def parse(cls, name: str) -> Self | None:
-        """Reads a name; None where it is none."""
+        """Parse a name; None if it is invalid."""
         try:
             place, pid, started = name.rsplit(" ", 2)
             return cls(place, int(pid), int(started))
@@ -61,7 +60,7 @@ class ProcessName:
             return False
 
     def state(self) -> str | None:
-        """Returns the state of a process of this place, a letter of proc(5); None when it has ended."""
+        """Return the state of a process of this place, a letter of proc(5); None when it has ended."""
         try:
             state, started = look_up(self.pid)
         except (OSError, ValueError, IndexError):
@@ -70,16 +69,16 @@ class ProcessName:
 
 
 def name_of_this_process() -> str:
-    """What tells this process from all others, of whatever machine and time: for the processes that it owns.
+    """Return a name that no other process has, on any machine at any time: for the processes that it owns.
 
     Returns:
-        "" where the system does not say.
+        "" if the system does not say.
     """
     return name_of(os.getpid())
 
 
 def name_of(pid: int) -> str:
-    """Likewise of another process of this place; "" where there is none."""
+    """Return the name of another process of this place; "" if there is none."""
     try:
         return str(ProcessName.of(pid))
     except (OSError, ValueError, IndexError):
@@ -87,7 +86,7 @@ def name_of(pid: int) -> str:
 
 
 def send(name: str, number: signal.Signals) -> bool:
-    """Sends a signal to the process of that name, and to no other. Returns whether it lives, and can be sent one."""
+    """Send a signal to the process of that name, and to no other. Returns whether it lives, and the signal was sent."""
     process = ProcessName.parse(name)
     if process is None or not process.is_of_this_place:
         return False
@@ -96,7 +95,7 @@ def send(name: str, number: signal.Signals) -> bool:
     except OSError:
         return False
     try:
-        if process.state() is None:  # behind the opening: the id cannot become another's by now
+        if process.state() is None:  # after the opening: its PID cannot be reused by now
             return False
         pidfd_send_signal(descriptor, number)
         return True
@@ -107,41 +106,42 @@ def send(name: str, number: signal.Signals) -> bool:
 
 
 def lives(name: str) -> bool:
-    """Whether the process of that name lives: a zombie does not.
+    """Return whether the process of that name lives: a zombie does not.
 
-    One of another pid namespace or machine, which nobody can look up from here, counts as living.
+    One of another PID namespace or machine, which cannot be looked up from here, counts as living.
     """
     process = ProcessName.parse(name)
     return process is not None and (not process.is_of_this_place or process.state() is not None)
 
 
 def lives_here(name: str) -> bool:
-    """Likewise of one that can be looked up from here; another one may have died."""
+    """Return whether a process lives and can be looked up from here; another one may have died."""
     process = ProcessName.parse(name)
     return process is not None and process.is_of_this_place and process.state() is not None
 
 
 def is_of_this_boot(name: str) -> bool:
-    """Whether the process of that name ran since this machine was started, in whichever container; no where the system
-    does not say.
+    """Return whether the process of that name ran since this machine's boot, in any container.
+
+    False if the system does not say.
     """
     boot = boot_id()
     return bool(boot) and name.startswith(f"{boot} ")
 
 
 def pid_in(name: str) -> int | None:
-    """The id in a process's name; None where it is none."""
+    """Return the PID in a process's name; None if the name is invalid."""
     process = ProcessName.parse(name)
     return None if process is None else process.pid
 
 
 def place_of_processes() -> str:
-    """The boot of this machine, and in it the namespace that process ids belong to."""
+    """Return the boot of this machine, and in it the namespace to which PIDs belong."""
     return f"{_boot()} {os.readlink('/proc/self/ns/pid')}"
 
 
 def boot_id() -> str:
-    """What tells this boot of the machine from all others; "" where the system does not say."""
+    """Return the unique id of this boot of the machine; "" if the system does not say."""
     try:
         return _boot()
     except OSError:
@@ -149,7 +149,7 @@ def boot_id() -> str:
 
 
 def network_id() -> str:
-    """What tells this process's network from those of other containers of the machine; "" likewise."""
+    """Return an id that distinguishes this process's network from other containers' on the machine; "" likewise."""
     try:
         return os.readlink("/proc/self/ns/net")
     except OSError:
@@ -157,9 +157,7 @@ def network_id() -> str:
 
 
 def place_of_sockets() -> str:
-    """What tells the network of this process from all others, also of other machines: whose loopback addresses these
-    are.
-    """
+    """Return a unique id of this process's network, across machines: it tells whose loopback addresses these are."""
     return f"{boot_id()} {network_id()}"
 
 
@@ -169,19 +167,19 @@ def _boot() -> str:
 
 
 def look_up(pid: int) -> tuple[str, int]:
-    """State and time of start of a process.
+    """Return the state and the start time of a process.
 
     Raises:
         OSError: there is none.
     """
     with open(f"/proc/{pid}/stat", "rb") as file:
-        # Behind the name, which may hold anything: the state is field 3, the time of the start 22.
+        # After the name, which may contain anything: the state is field 3, the start time 22.
         fields = file.read().rpartition(b")")[2].split()
     return fields[0].decode(), int(fields[19])
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process stands still, by a signal or under a debugger. One that is gone does not."""
+    """Return whether a process is stopped, by a signal or under a debugger. False for one that is gone."""
     try:
         return look_up(pid)[0] in "Tt"
     except (OSError, ValueError, IndexError):
@@ -189,7 +187,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def is_below(pid: int, ancestor: int) -> bool:
-    """Whether a process is that one, or a descendant of it that no ancestor has left behind."""
+    """Return whether a process is that one, or a descendant of it with all ancestors in between alive."""
     try:
         while pid not in (0, 1, ancestor):
             with open(f"/proc/{pid}/stat", "rb") as file:

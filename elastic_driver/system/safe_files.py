@@ -1,8 +1,8 @@
-"""Opening files where others may have put something: in a folder that the user names, or in /tmp.
+"""Opens files safely where others may have planted something: in a folder that the user names, or in /tmp.
 
-What another user can have put there is neither followed nor waited for. These are the kernel's own rules for such
-folders (fs.protected_symlinks, _hardlinks, _regular, _fifos), which not every machine has switched on, and which do
-not know of folders without the sticky bit. All errors are OSErrors whose ``strerror`` says what is wrong.
+A file planted by another user is neither followed nor waited for. These are the kernel's own rules for such folders
+(fs.protected_symlinks, _hardlinks, _regular, _fifos), which are not enabled on every machine, and which do not apply to
+folders without the sticky bit. All errors are OSErrors whose ``strerror`` says what is wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# What is longer is no mark of ours.
+# Anything longer is not a mark of ours.
 _MARK_BYTES = 4096
 _PIECE = 65536
 
@@ -26,13 +26,13 @@ _PIECE = 65536
 def open_inside(
     name: str | Path, flags: int, *, dir_fd: int | None = None, pipes: bool = False, mode: int = 0o666
 ) -> int:
-    """Opens a file whose name is ours, in a folder that the user named. Never blocks for a pipe's other end.
+    """Open a file with a name of ours, in a folder that the user named. Never waits for a pipe's other end.
 
     Args:
         name: the file.
-        flags: as for os.open; O_TRUNC cuts it only when it has turned out to be what it should be.
-        dir_fd: the folder that the name is relative to.
-        pipes: whether it may be a named pipe, if somebody reads it; it does not block then.
+        flags: as for os.open; O_TRUNC truncates it only once it has been verified.
+        dir_fd: the folder to which the name is relative.
+        pipes: whether it may be a named pipe with a reader; it is non-blocking then.
         mode: of a new file.
 
     Raises:
@@ -49,10 +49,10 @@ def open_inside(
 
 
 def open_named(path: Path, flags: int) -> int:
-    """Opens a file that the user named, for writing: a device, a pipe that is read, or a link of his own will do too.
+    """Open a file that the user named, for writing: also a device, a pipe with a reader, or a link of the user's own.
 
     Raises:
-        OSError: it cannot be opened, or it is another user's link, or a file that another user can have put there.
+        OSError: it cannot be opened, or it is another user's link, or a file that another user may have planted.
     """
     folder = path.parent.stat()
     try:
@@ -60,7 +60,7 @@ def open_named(path: Path, flags: int) -> int:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        # A link of this user's, or root's (/dev/stderr), that nobody else can exchange before it is opened.
+        # A link of this user's, or root's (/dev/stderr), that no other user can replace before it is opened.
         if not _is_trusted(path.lstat().st_uid) or _may_exchange(folder):
             raise OSError(
                 errno.ELOOP, "it is a symbolic link that another user can have put there", str(path)
@@ -74,13 +74,13 @@ def open_named(path: Path, flags: int) -> int:
 
 
 def new_file(folder: Path, name: str, mode: int = 0o666) -> tuple[int, Path]:
-    """Makes a file that nobody can have foreseen: ``.NAME.RANDOM.tmp``. Raises OSError."""
+    """Make a file with an unpredictable name, ``.NAME.RANDOM.tmp``. Raises OSError."""
     path = folder / f".{name}.{secrets.token_hex(8)}.tmp"
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode), path
 
 
 def leads_to(path: Path, descriptor: int) -> bool:
-    """Whether the path still is that of the file or folder that is open there; a link to it is not."""
+    """Return whether the path is still that of the open file or folder; a link to it does not count."""
     with contextlib.suppress(OSError):
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
     return False
@@ -89,7 +89,7 @@ def leads_to(path: Path, descriptor: int) -> bool:
 def put_text(
     folder: Path, name: str, text: str, place: Callable[[Path, Path], object] = os.replace, *, mode: int = 0o666
 ) -> None:
-    """Writes a small file under another name, and puts it in its place: by default over whatever is there.
+    """Write a small file under another name, and move it to its place: by default over an existing file.
 
     Raises:
         OSError: it cannot be written; nothing is left behind.
@@ -104,7 +104,7 @@ def put_text(
 
 
 def put_named(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Writes a file that the user named: as a whole or not at all, but into what a link leads to, a device or a pipe.
+    """Write a file that the user named: completely or not at all, except into a link's target, a device or a pipe.
 
     Blocks for as long as a pipe's reader does.
 
@@ -121,7 +121,7 @@ def put_named(path: Path, text: str, *, mode: int = 0o666) -> None:
 
 
 def read_mark(path: Path) -> str:
-    """The text of a small file of ours; "" where there is none. Raises OSError, also when it is no plain file."""
+    """Read a small file of ours; "" if it does not exist. Raises OSError, also if it is not a regular file."""
     try:
         descriptor = open_inside(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -131,7 +131,7 @@ def read_mark(path: Path) -> str:
 
 
 def read_named(path: Path, limit: int, *, patience_s: float = 30.0) -> bytes:
-    """All of a file or pipe that the user named. Blocks for that time at most.
+    """Read a whole file or pipe that the user named. Blocks for at most patience_s seconds.
 
     Raises:
         OSError: it cannot be read, is larger than the limit (/dev/zero), or does not end in time.
@@ -142,7 +142,7 @@ def read_named(path: Path, limit: int, *, patience_s: float = 30.0) -> bytes:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         while True:
-            # A pipe that nobody has opened for writing yet is not at its end.
+            # A pipe that no process has opened for writing yet is not at its end.
             if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
                 raise OSError(errno.ETIMEDOUT, f"it did not end within {patience_s:g} s", str(path))
             piece = os.read(descriptor, _PIECE)
@@ -156,7 +156,7 @@ def read_named(path: Path, limit: int, *, patience_s: float = 30.0) -> bytes:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder that the user named, with all above it, where it is not there.
+    """Make a folder that the user named, and all above it, if missing.
 
     Raises:
         OSError: it cannot be made, or is another user's symbolic link.
@@ -168,10 +168,10 @@ def make_folder(path: Path) -> None:
 
 
 def open_folder_inside(folder: Path, name: str) -> int:
-    """Makes and opens a folder whose name is ours, in one that the user named.
+    """Make and open a folder with a name of ours, in one that the user named.
 
     Raises:
-        OSError: it cannot be opened, is a symbolic link, or another user has put it there.
+        OSError: it cannot be opened, is a symbolic link, or was put there by another user.
     """
     path = folder / name
     with contextlib.suppress(FileExistsError):
@@ -189,10 +189,10 @@ def open_folder_inside(folder: Path, name: str) -> int:
 
 
 def make_private_folder(path: Path) -> None:
-    """Makes a folder for this user alone where it is not there, and likewise all above it that are not.
+    """Make a folder for this user alone, and all above it, if missing.
 
     Raises:
-        OSError: it cannot be made, is a symbolic link, another user's, or open to others, or others can exchange it.
+        OSError: it cannot be made, is a symbolic link, another user's, or open to others, or others can replace it.
     """
     absent = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
     for folder in reversed(absent):
@@ -207,11 +207,11 @@ def make_private_folder(path: Path) -> None:
 
 
 def who_else_writes(folder: Path, *, only_adding: bool) -> str:
-    """Who, besides this user and root, can put files there, in words; "" for nobody, and for the folder's group.
+    """Return which others than this user and root can write to a folder, in words; "" for none, and for its group.
 
     Args:
         folder: the folder.
-        only_adding: whether it matters already that others can add files, where they cannot exchange any (/tmp).
+        only_adding: whether it matters even if others can only add files, without replacing any (/tmp).
     """
     try:
         status = folder.stat()
@@ -225,7 +225,7 @@ def who_else_writes(folder: Path, *, only_adding: bool) -> str:
 
 
 def why_not_private(status: os.stat_result) -> str:
-    """Why a folder is not this user's alone, in words that go on behind its name; "" where it is.
+    """Return why a folder is not this user's alone, in words to follow its name; "" if it is.
 
     Args:
         status: of the folder; of a symbolic link, its own.
@@ -240,21 +240,21 @@ def why_not_private(status: os.stat_result) -> str:
     if status.st_mode & 0o077:
         return "is open to other users (chmod 700)"
     if not _is_mapped(user):
-        # All users without a number in this namespace have one and the same, and this process, too.
+        # All users that are not mapped in this namespace share one number, and this process has it, too.
         return f"may be anybody's: this user namespace does not map user {user} (/proc/self/uid_map)"
     return ""
 
 
 def who_exchanges_in(folder: Path, *, strict: bool) -> str:
-    """Who can put something else in the place of what lies in a folder, or of the folder itself; "" for nobody else.
+    """Return which others can replace the files in a folder, or the folder itself, in words; "" for none.
 
     Args:
         folder: without symbolic links in its path.
-        strict: whether the owner of a folder counts, and its group, and not only all users: in a user namespace /
-            itself may belong to nobody, and many people's own folders can be written by a group of theirs.
+        strict: whether the owner of a folder and its group count, too, instead of all users only: in a user namespace /
+            itself may belong to nobody, and many people's own folders are writable by a group of theirs.
 
     Raises:
-        OSError: the folder is not there.
+        OSError: the folder does not exist.
     """
     for each in (folder, *folder.parents):
         status = each.stat()
@@ -280,7 +280,7 @@ def _open(name: str | Path, flags: int, dir_fd: int | None, mode: int = 0o666) -
 
 
 def _make_plain(descriptor: int, status: os.stat_result, flags: int) -> None:
-    """Cuts what is to be cut, and lets a plain file's reads and writes be whole."""
+    """Truncate the file if asked to, and make a regular file's reads and writes blocking."""
     if not stat.S_ISREG(status.st_mode):
         return
     os.set_blocking(descriptor, True)
@@ -295,14 +295,14 @@ def _check(status: os.stat_result, name: str | Path, folder: os.stat_result, fla
 
 
 def _check_planted(status: os.stat_result, name: str | Path, folder: os.stat_result) -> None:
-    """The rule of fs.protected_regular and _fifos: in a folder like /tmp only this user's files, and its owner's."""
+    """Apply the rule of fs.protected_regular and _fifos: in a folder like /tmp only files of this user or its owner."""
     shared = folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH
     if shared and status.st_uid not in (os.geteuid(), folder.st_uid):
         raise OSError(errno.EACCES, f"user {_user(status.st_uid)} has put it there", str(name))
 
 
 def _is_mapped(user: int) -> bool:
-    """Whether a user's number means that user."""
+    """Return whether a user's number means that user."""
     try:
         with open("/proc/self/uid_map") as file:
             ranges = [tuple(map(int, line.split())) for line in file]
@@ -316,7 +316,7 @@ def _is_trusted(user: int) -> bool:
 
 
 def _may_exchange(folder: os.stat_result) -> bool:
-    """Whether another user can exchange a file of ours there."""
+    """Return whether another user can replace a file of ours there."""
     return not _is_trusted(folder.st_uid) or folder.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
 
 

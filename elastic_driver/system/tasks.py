@@ -1,4 +1,4 @@
-"""Tasks that nobody awaits, and what becomes of their errors."""
+"""Tasks that nobody awaits, and the handling of their errors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def start_task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """Starts what nobody awaits. An error of its goes to the loop's exception handler, as those of callbacks do.
+    """Start a task that nobody awaits. An error in it goes to the loop's exception handler, like those of callbacks.
 
-    By itself asyncio tells of it when the task is thrown away, which for one that somebody keeps is never.
+    By itself asyncio only reports it when the task is deleted, which never happens to a task that is kept.
     """
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(_tell)
@@ -24,14 +24,14 @@ class Tasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Starts one more; see :func:`start_task`."""
+        """Start one more task; see :func:`start_task`."""
         task = start_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def end(self) -> None:
-        """Cancels those that still run. Blocks until all have ended."""
+        """Cancel those that still run. Blocks until all have ended."""
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,6 +1,6 @@
-"""The terminal of this process while another program is used through it: every key as it is pressed, and back again.
+"""The terminal of this process while another program is used through it: passes every key as it is pressed.
 
-Owns the terminal's settings, and a process that puts them back when this one is killed.
+Owns the terminal's settings, and a process that restores them when this one is killed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _IFLAG, _OFLAG, _LFLAG, _CC = 0, 1, 3, 6
 
 
 class Terminal:
-    """See above.
+    """Changes the settings of a terminal, and restores them.
 
     Args:
         descriptor: of the terminal.
@@ -29,18 +29,18 @@ class Terminal:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._before: list[Any] | None = None  # its settings, while they are changed
-        self._raw: list[Any] = []  # what they are then
+        self._raw: list[Any] = []  # the changed settings
         self._guard: subprocess.Popen[bytes] | None = None
 
     def in_foreground(self) -> bool:
-        """Whether this process may read from it. One that is no shell's job always may."""
+        """Return whether this process may read from it. Always true if it is not a job of a shell."""
         try:
             return os.tcgetpgrp(self._descriptor) == os.getpgrp()
         except OSError:  # it is not the terminal of this session
             return True
 
     def size(self) -> tuple[int, int]:
-        """Its rows and columns; zeros where it does not know."""
+        """Return its rows and columns; zeros if unknown."""
         try:
             size = os.get_terminal_size(self._descriptor)
         except OSError:
@@ -48,13 +48,13 @@ class Terminal:
         return size.lines, size.columns
 
     def pass_keys(self) -> None:
-        """Has each key come as it is pressed, Ctrl-C too. Ctrl-Z and Ctrl-\\ stay signals. Only in the foreground."""
+        """Deliver each key as it is pressed, even Ctrl-C. Ctrl-Z and Ctrl-\\ stay signals. Only in the foreground."""
         if not self.in_foreground():
             return
         with contextlib.suppress(termios.error, OSError):
             before = termios.tcgetattr(self._descriptor)
             if self._before is not None and before == self._raw:
-                return  # else this process was stopped, and its shell has put back its own
+                return  # else this process was stopped, and its shell has restored its own
             raw = termios.tcgetattr(self._descriptor)
             raw[_IFLAG] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR | termios.IXON | termios.ISTRIP)
             raw[_OFLAG] &= ~termios.OPOST
@@ -66,13 +66,13 @@ class Terminal:
             self._before, self._raw = before, raw
 
     def restore(self) -> None:
-        """Puts its settings back. Harmless when repeated."""
+        """Restore its settings. Harmless when repeated."""
         before, self._before = self._before, None
-        if before is not None and self.in_foreground():  # else its shell has put back its own
+        if before is not None and self.in_foreground():  # else its shell has restored its own
             self._set(before)
 
     def close(self) -> None:
-        """Puts its settings back, for good."""
+        """Restore its settings, for good."""
         self.restore()
         guard, self._guard = self._guard, None
         if guard is not None:
@@ -91,7 +91,7 @@ class Terminal:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _start_guard(self, before: list[Any], raw: list[Any]) -> None:
-        """Tells what is to be put back. Without a guard it is as with programs that have none."""
+        """Tell the guard what to restore; without a guard a killed process leaves the terminal as it is."""
         with contextlib.suppress(OSError):
             if self._guard is None:
                 self._guard = subprocess.Popen(

@@ -1,7 +1,7 @@
-"""A process of its own: puts a terminal's settings back when the process that has changed them is dead.
+"""A separate process: restores a terminal's settings when the process that changed them is dead.
 
-It reads what they were and what they are now, as often as they are changed, until its standard input ends. The terminal
-is its standard output. Where that then has other settings than those last ones, somebody has put them back, or uses it.
+It reads the original and the present settings, each time they are changed, until its standard input ends. The terminal
+is its standard output. If that has other settings by then, somebody has restored them, or uses it.
 """
 
 import marshal
@@ -13,7 +13,7 @@ _TERMINAL = 1
 
 
 def main() -> None:
-    """Blocks until standard input has ended."""
+    """Wait until standard input has ended, then restore the settings. Blocks until then."""
     told = None
     while size := sys.stdin.buffer.read(4):
         told = marshal.loads(sys.stdin.buffer.read(int.from_bytes(size, "big")))

@@ -1,4 +1,4 @@
-"""Threads: pools whose threads are there from the start, and names that the kernel knows. Owns no work."""
+"""Thread pools whose threads run from the start, and thread names for the kernel. Owns no work."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def name_this_thread() -> None:
-    """Tells the kernel the name of the thread that calls this: so an agent knows it from the script's own."""
+    """Set the kernel's name of the calling thread: so an agent can tell it from the script's own."""
     name = threading.current_thread().name
     with contextlib.suppress(OSError), open("/proc/thread-self/comm", "w", encoding="utf-8") as file:
         file.write(name)
 
 
 def started_pool(threads: int, name: str) -> ThreadPoolExecutor:
-    """A pool that has started its threads: one that cannot be started later is told to who asks, but the work is done.
+    """Return a pool with all of its threads started.
+
+    A thread that cannot be started later would make submit() raise, although the work is done all the same.
 
     Raises:
         RuntimeError: they cannot be started.
