@@ -61,8 +61,7 @@ class EtcdPlace:
         certificate: of the client, PEM; "" for none.
         key: of that certificate, PEM.
         files: of these three on this machine, absolute, "" for none; empty if the place has come from another machine:
-            they
-            are not sent with it.
+            they are not sent with it.
         agents: the same place with the credentials of agents; None if they get the driver's, or the place has come from
             another machine.
     """

@@ -1,8 +1,8 @@
 """Error files: hold the exception that ended a worker's script, in the format of torch's ``@record``.
 
 TORCHELASTIC_ERROR_FILE names a file that does not exist yet. A failing script writes JSON into it: ``{"message":
-{"message": "ValueError: ...", "extraInfo": {"py_callstack": ..., "timestamp": ...}}}``, or a plain text as
-``message``. The agent reads it, bounded, and passes it on as text; only the driver parses it.
+{"message": "ValueError: ...", "extraInfo": {"py_callstack": ..., "timestamp": ...}}}``, or a plain text as ``message``.
+The agent reads it, bounded, and passes it on as text; only the driver parses it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ class ErrorFiles:
     """The error files of one host's workers: names, in a folder that only this user can read.
 
     The folder is locked for as long as its agent lives. The next agent of this user on this machine removes unlocked
-    ones,
-    left by agents that were killed.
+    ones, left by agents that were killed.
     """
 
     def __init__(self) -> None:

@@ -28,8 +28,7 @@ class LogFiles:
     """``DIR/rank.R/stdout`` and ``stderr``: appended to, so that an earlier attempt's log is kept.
 
     A file that cannot be written (the disk is full) is reported once, and retried with the next output. It may be a
-    named
-    pipe with a reader; if the reader ends, or does not keep up, the pipe is given up.
+    named pipe with a reader; if the reader ends, or does not keep up, the pipe is given up.
 
     Args:
         folder: ``DIR``; missing folders are made.

@@ -62,8 +62,7 @@ class OutputFiles:
     Args:
         screen: shows all output, too.
         folder: keeps each worker's in ``rank.R/stdout`` and ``stderr``, that of other processes under their labels;
-            None to
-            keep none.
+            None to keep none.
         width: digits of R.
         logs: keeps output, too, and selects what the screen shows; None without such options.
         keeping: counts the output written to files; None to count none.

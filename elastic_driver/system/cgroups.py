@@ -52,8 +52,7 @@ def memory_left(root: Path = Path("/")) -> int | None:
     """Return the bytes of memory that this process's cgroups may still use; None if none has a limit.
 
     Memory for file pages that were not read lately is reclaimed by the kernel before it runs short, and counts as free:
-    a
-    container's page cache grows up to its limit.
+    a container's page cache grows up to its limit.
     """
     left = []
     for file in memory_files("memory.limit_in_bytes", "memory.max", root):

@@ -1,7 +1,7 @@
 """Which of a host's addresses its workers listen on, so that other hosts reach them.
 
-Owns the choice, which is pure, and reading the present addresses. An address is written as
-``INTERFACE ADDRESS/PREFIX``: "eth0 10.0.0.2/24", "eth0 fe80::1%eth0/64".
+Owns the choice, which is pure, and reading the present addresses. They are written ``INTERFACE ADDRESS/PREFIX``:
+"eth0 10.0.0.2/24", "eth0 fe80::1%eth0/64".
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ def choose_address(addresses: Sequence[str], *, route: str, words: Sequence[str]
     """Return the address on which a host's workers listen when a job has several machines.
 
     Of the addresses that the words allow (without any: of all), the one of the route; else one of its family; one that
-    is
-    reachable from beyond its link before a link-local one; in the order of the words, then of the addresses.
+    is reachable from beyond its link before a link-local one; in the order of the words, then of the addresses.
 
     Args:
         addresses: the host's, from :func:`host_addresses`; invalid ones are ignored.

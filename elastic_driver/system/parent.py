@@ -71,8 +71,7 @@ class Again:
         command: its words, including Python's (:func:`this_command`).
         environ: as given to this process.
         journal: a file that it leaves if there is something to continue from; a file that was there before does not
-            count.
-            None for a journal that is not a file here: the program reports itself that there is one
+            count. None for a journal that is not a file here: the program reports itself that there is one
                 (:func:`has_begun`).
     """
 
@@ -245,8 +244,7 @@ def leave_to_another() -> bool:
     """Record that a driver has failed, and ends without its job. Returns whether its parent starts another for it.
 
     To be followed by :func:`exit_code`. For a driver whose job is in its journal: one that failed before it wrote
-    anything
-    would do so again.
+    anything would do so again.
     """
     global _has_failed
     _has_failed = _has_counting_parent and not is_last()
@@ -272,8 +270,8 @@ def news(number: int) -> signal.Signals | None:
     """Return the signal that was received; None if this process has had it already.
 
     A service manager sends it to all processes of a job, so to this one, and to its parent, which passes it on. A
-    second
-    one means something else to a driver. So it counts as often as it has come one way or the other, whichever is more.
+    second one means something else to a driver. So it counts as often as it has come one way or the other, whichever is
+    more.
 
     Args:
         number: one of :func:`numbers_of`.

@@ -101,8 +101,7 @@ def tie_this_process() -> None:
     """Tie a process that trains but was not started by the driver itself: for example if the command is a shell script.
 
     Such a process has inherited the ends, and gets one of its own. Does nothing if there are none, or this process is
-    tied
-    already. If the driver is dead, this process is killed at once.
+    tied already. If the driver is dead, this process is killed at once.
     """
     owners = {}
     for name in _open_descriptors():

@@ -255,8 +255,7 @@ class Agent:
                 way_out.callback(self._loop.remove_signal_handler, number)
             if self._bootstrap.job:
                 here = network_id()
-                # Both at once: a stopped agent answers neither question, and an agent that is ended first reports which
-                # driver it obeys.
+                # Both at once: a stopped agent answers neither, and one that is ended first reports its driver.
                 obeyed, _ = await asyncio.gather(
                     drivers_here(self._bootstrap.job, here),
                     end_orphans(self._bootstrap.job, here),
@@ -338,16 +337,14 @@ class Agent:
 
     def _environ(self, given: Mapping[str, str]) -> Mapping[str, str]:
         """Return a worker's whole environment: what the driver gives, and on other machines the host's own below it."""
-        # An agent started early for a job in etcd, or by a launcher like srun, may hold variables meant for the driver
-        # alone.
+        # An agent started early for a job in etcd, or by a launcher like srun, may hold the driver's own credentials.
         return given if self._bootstrap.owner else {**without_credentials(os.environ), **given}
 
     def _mark(self, welcome: Welcome) -> str:
         """Return the mark of the processes here.
 
         The driver's own processes (a discovery script) end with its own agent, if that ends with the driver. An agent
-        that
-        does not may have a successor in this job on this machine, whose workers its guard must leave alone.
+        that does not may have a successor in this job on this machine, whose workers its guard must leave alone.
         """
         ends_together = self._bootstrap.owner and not self._bootstrap.outlives
         return welcome.job_id if ends_together else f"{welcome.job_id}-{self._link.agent}"

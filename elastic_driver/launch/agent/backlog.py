@@ -167,8 +167,7 @@ class Backlog:
     """Sends workers' output to the driver, and keeps it while the driver does not accept it.
 
     Kept output is in this order, the oldest first: pieces read back, in files, being written, only in memory, and
-    dropped
-    since then.
+    dropped since then.
 
     Args:
         send: sends the driver output.

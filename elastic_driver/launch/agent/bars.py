@@ -38,8 +38,7 @@ class BarsOfWorkers:
     Args:
         send: sends the driver a state.
         has_room: returns whether nothing else waits for the driver, and it reads at once: data in flight delays
-            ordinary
-            output.
+            ordinary output.
         screen: this machine's; None for none.
         shown: whose bars the driver shows.
     """

@@ -254,8 +254,7 @@ class _Azure(_Http):
     """Scheduled Events. All machines of a set receive them, so this machine's name has to be known.
 
     No event is ever acknowledged (StartRequests): that would speak for all machines that it names, and for everything
-    else
-    that runs on this one.
+    else that runs on this one.
     """
 
     _has_answered = False

@@ -37,8 +37,7 @@ def all_again(
         workers, rounds, ports: the parts of this agent.
         leaves: the message that its host is leaving; None if it is not.
         untold: events that the previous driver has not persisted, in order. Everything else is state, sent as it is
-            now,
-            or of no interest to another driver.
+            now, or of no interest to another driver.
         alone_s: how long there was no driver, seconds.
     """
     yield replace(rounds.levels(_with_gone(workers.levels(), untold), alone_s), held=ports.levels())

@@ -338,10 +338,9 @@ class HostRounds:
         """Record that a worker has failed: its round is broken.
 
         A driver would notify all workers. Without one, this host's workers are notified here, so that they ask for
-        their next
-        round: otherwise one that waits in a collective operation might do so until there is a driver again. A worker
-        that
-        announced its exit is no reason to: it had closed its connections before, and those that needed it have noticed.
+        their next round: otherwise one that waits in a collective operation might do so until there is a driver again.
+        A worker that announced its exit is no reason to: it had closed its connections before, and those that needed it
+        have noticed.
         """
         if worker in self._placed and worker.key not in self._exiting and not self._breaks:
             self._breaks = f"worker {worker} {how}"

@@ -10,8 +10,8 @@ the driver's machine reports that no driver runs (:mod:`~elastic_driver.launch.a
 records the driver (:mod:`~elastic_driver.launch.agent.whereabouts`). A driver that still sends, but cannot be sure that
 it still has the job, is obeyed for as long as the agent would wait for another one.
 
-Each driver of a job has a higher epoch than those before it. The agent obeys the highest that has welcomed it, and
-no other; each driver has a channel of its own.
+Each driver of a job has a higher epoch than those before it. The agent obeys the highest that has welcomed it, and no
+other; each driver has a channel of its own.
 
 TCP retransmits lost data ever less often, so a connection would stay unusable for as long again as the network was
 down. The agent therefore dials further connections beside a silent one, again and again, and uses the first that works.
@@ -623,8 +623,8 @@ async def _is_another_jobs(bootstrap: Bootstrap, urls: Sequence[str], credential
     """Return whether a driver answers that has the job's secret but does not recognise this agent.
 
     Only a joiner can tell, since it has a secret that drivers share. It then need not wait for its lease to end before
-    it
-    joins the driver that a cluster has restarted at the same address. A node has to find out which driver has the job.
+    it joins the driver that a cluster has restarted at the same address. A node has to find out which driver has the
+    job.
     """
     if bootstrap.identity != Role.JOINER or bootstrap.alike:
         return False

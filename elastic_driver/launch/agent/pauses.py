@@ -20,8 +20,7 @@ def ask_again_after_s(before_s: float, timeout_s: float, *, is_refused: bool) ->
     """Return how long to wait before asking again whether the driver is gone, seconds.
 
     While something listens there, the agent asks ever less often, but still several times in a lease, which only a
-    refusal
-    renews.
+    refusal renews.
 
     Args:
         before_s: the previous wait, seconds.
@@ -35,9 +34,8 @@ class PausesBeside:
     """Pauses between connections dialled beside a silent one whose kernel still acknowledges.
 
     What the driver sent may be lost, or the driver is slow, and each further connection would slow it down more. Each
-    pause
-    is twice as long as the one before, and longer at random, so that agents do not all dial at once. A message of the
-    driver does not shorten them at once, since a slow driver sends one now and then.
+    pause is twice as long as the one before, and longer at random, so that agents do not all dial at once. A message of
+    the driver does not shorten them at once, since a slow driver sends one now and then.
 
     Args:
         least_s: the first one, seconds.

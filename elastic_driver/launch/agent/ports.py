@@ -1,4 +1,4 @@
-"""Ports of this host reserved for rank 0 of a generation of workers, from their choice until the next generation.
+"""Ports of this host held for rank 0 of a generation of workers, from their choice until the next generation.
 
 Scripts for torchrun have rank 0 listen at MASTER_PORT (torch's TCPStore), seconds after the port was chosen. No other
 program must take it in between, so a socket is bound to it all the time, and never listens. A program that asks for any
@@ -19,7 +19,7 @@ from elastic_driver.rendezvous.agent_messages import HoldPort, LetGo, PortHeld, 
 
 
 class _Held(NamedTuple):
-    """A reserved port.
+    """A held port.
 
     Attributes:
         socket: is bound to it.
@@ -37,7 +37,7 @@ class _Held(NamedTuple):
 
 
 class HeldPorts:
-    """Reserves and releases ports on the driver's orders. Used on the event loop only.
+    """Holds and releases ports on the driver's orders. Used on the event loop only.
 
     Args:
         send: sends the driver a message.
@@ -60,11 +60,11 @@ class HeldPorts:
         return True
 
     def levels(self) -> list[PortLevel]:
-        """Return the reserved ports, for another driver."""
+        """Return the held ports, for another driver."""
         return [PortLevel(generation, held.round_id, held.port) for generation, held in self._held.items()]
 
     def holds(self, port: int) -> bool:
-        """Return whether a port is reserved for workers."""
+        """Return whether a port is held for workers."""
         return any(held.port == port for held in self._held.values())
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class HeldPorts:
 
 
 def bound_port(ports: list[int]) -> socket.socket:
-    """Return a socket that reserves a port on all addresses of this machine.
+    """Return a socket that holds a port on all addresses of this machine.
 
     Args:
         ports: first and last port allowed; empty for any.

@@ -94,7 +94,7 @@ class Probes:
     Args:
         send: sends the driver a message.
         tasks: runs background tasks.
-        is_held: returns whether a port is reserved for workers.
+        is_held: returns whether a port is held for workers.
     """
 
     def __init__(

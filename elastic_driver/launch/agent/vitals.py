@@ -222,8 +222,7 @@ class VitalsWatch:
 
         Args:
             everybody: whether to return all; else only those of workers that wait, or that were stopped, traced or
-                resumed
-                since the last report.
+                resumed since the last report.
         """
         seen: dict[WorkerId, Vitals] = {}
         present = set()

@@ -33,8 +33,7 @@ class Child:
     """A running command; see :class:`~elastic_driver.launch.dial.dialler.Dialled`.
 
     It leads a session of its own. The kernel kills it when this process dies, unless it has to outlive that: its
-    standard
-    input is a pipe that stays open, and is tied.
+    standard input is a pipe that stays open, and is tied.
 
     All methods on the loop.
 
@@ -116,8 +115,7 @@ async def start_child(
         given: written to its standard input, which stays open afterwards.
         explain: explains its end.
         env: its whole environment; None for this process's, without variables meant for drivers only: a launcher like
-            srun
-            passes its own on to other hosts.
+            srun passes its own on to other hosts.
         grace_s: from SIGTERM to SIGKILL, when it is closed, seconds; 0 for SIGKILL at once.
         with_group: whether its children in its process group are ended with it.
         more: descriptors that it inherits under their numbers.

@@ -29,12 +29,9 @@ class RshDialler:
     """Starts agents by ``AGENT HOST WORD...`` as MPI does; see :class:`~elastic_driver.launch.dial.dialler.Dialler`.
 
     The words are quoted once for a shell, through which such programs pass them (rsh, ssh, or mpi-operator's
-    kubexec.sh:
-    ``kubectl exec POD -- /bin/sh -c "$*"``). kubexec.sh forwards no input and prints every word. So the bootstrap is
-    first
-    sent on the agent's standard input; on a host where nothing arrives there, it is a word of the next agent's command,
-    and
-    must be valid for one use only.
+    kubexec.sh: ``kubectl exec POD -- /bin/sh -c "$*"``). kubexec.sh forwards no input and prints every word. So the
+    bootstrap is first sent on the agent's standard input; on a host where nothing arrives there, it is a word of the
+    next agent's command, and must be valid for one use only.
 
     Args:
         rsh_agent: the program and arguments of its own, split as a shell would.
@@ -84,8 +81,7 @@ class CommandDialler:
 
     The template is split into words as a shell would, without one. In each, ``{host}`` becomes the host's name, and
     ``{command}`` the agent's command line, quoted for a shell: ``docker exec -i {host} sh -c {command}``. If the
-    template
-    has no ``{command}``, the agent's words are appended. Other braces are kept.
+    template has no ``{command}``, the agent's words are appended. Other braces are kept.
 
     Args:
         template: the text.

@@ -20,8 +20,7 @@ class DialFailure:
     Attributes:
         reason: one line, in the words of the failing program: "ssh: connect to host b port 22: Connection refused".
         permanent: whether another try cannot help until somebody changes something: permission denied, a changed host
-            key,
-            no Python.
+            key, no Python.
     """
 
     reason: str
@@ -33,8 +32,7 @@ class Dialled(Protocol):
 
     Attributes:
         failed: resolves on the loop when the command that starts the agent has ended, to the reason as far as it is
-            known.
-            The agent may have dialled in before, and continue to run.
+            known. The agent may have dialled in before, and continue to run.
     """
 
     failed: asyncio.Future[DialFailure]
@@ -50,8 +48,7 @@ class Dialler(Protocol):
         """Return whether others may read the next bootstrap on this host, since it is in a command line.
 
         A dial that has failed because nothing arrived in another way may change it from False to True. Then the host is
-        dialled
-        again at once.
+        dialled again at once.
         """
 
     async def dial(self, host: str, bootstrap: Bootstrap) -> Dialled:

@@ -30,8 +30,7 @@ def shared_stdin() -> tuple[int, ...]:
     """Return a copy of this process's standard input, for agents on this machine: their workers may read from it.
 
     So nothing is read ahead of a worker, and what it does not read is left for the next reader. Empty for a terminal,
-    which
-    only its foreground may read, and for /dev/null.
+    which only its foreground may read, and for /dev/null.
     """
     try:
         is_nothing = os.path.samestat(os.fstat(0), os.stat(os.devnull))

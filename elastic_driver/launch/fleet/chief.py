@@ -1,7 +1,7 @@
 """The chief of parameter servers as a process of this machine's agent: it outlives the driver as workers do.
 
-Owns how it is started and stopped. In everything else it is like a worker
-(:mod:`elastic_driver.launch.fleet.workers`) whose host has the chief's name.
+Owns how it is started and stopped. In everything else it is like a worker (:mod:`elastic_driver.launch.fleet.workers`)
+whose host has the chief's name.
 """
 
 from __future__ import annotations

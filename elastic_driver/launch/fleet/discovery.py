@@ -123,10 +123,8 @@ class FleetDiscovery:
         """Give hosts incarnations that distinguish them from others that had their names before.
 
         A listed host that has rebooted keeps one of its addresses: what is known of it (a drain, a failure) still
-        holds. A pod
-        that replaces another has none of its addresses. A host that joins is another machine with each agent: a pod's
-        container
-        may be restarted before the loss has been noticed.
+        holds. A pod that replaces another has none of its addresses. A host that joins is another machine with each
+        agent: a pod's container may be restarted before the loss has been noticed.
         """
         machines = {name: machine for name, machine in self._machines.items() if name in listed}
         told = []

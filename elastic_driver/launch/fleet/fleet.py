@@ -121,8 +121,7 @@ class Fleet:
     Args:
         tickets: which agents may dial in.
         reach: how agents reach the driver.
-        local: starts agents on this machine.
-        remote: starts agents on other machines; None if they dial in by themselves.
+        local, remote: start agents on this machine, and on others; None if those dial in by themselves.
         is_local: returns whether a name means this machine. May block.
         addresses_of: returns the addresses to which a name resolves. May block.
         address: returns where a host's workers listen, given its agent and its address by route. Raises SettingsError.
@@ -181,7 +180,7 @@ class Fleet:
         self._leaving = Leavers(addresses_of, tasks, self.changes.report, keeper=keeper, clock=clock)
         self._wanted: dict[str, None] = {}  # in the order of their list, which may have tens of thousands
         self._silences = Silences(self._roster, self.names_of)
-        # Whether agents have come back before this driver knows which hosts are wanted.
+        # Whether an earlier driver's agents may be here before this one knows which hosts are wanted.
         self._lists_are_to_come = self._closing = False
         self._over = Close()  # the message to agents that are to end
         self._all_gone = asyncio.Event()
@@ -232,8 +231,7 @@ class Fleet:
             return
         back, self._wanted = [name for name in names if name not in self._wanted], dict.fromkeys(names)
         for link in filter(None, map(self.link_of, back)):
-            # A host that was off the list may be another machine by now, and this agent may have died with the former
-            # one.
+            # A host that was off the list may be another machine now, whose predecessor died with this agent.
             if not link.connected and not link.facts.local and not self._staff.has_workers(link):
                 link.lose("its connection is broken, and its host was not listed any more")
         wanted = dict.fromkeys(map(self._names.canonical, (*names, *self._reach.more)))
@@ -275,11 +273,7 @@ class Fleet:
         return "; ".join(waits[:3]) + more
 
     async def settle(self, limit_s: float) -> None:
-        """Wait until each wanted host has an agent, or a try has failed, for at most limit_s seconds.
-
-        Then also waits until those with an agent have passed the network check or not, for at most as long as a check
-        takes.
-        """
+        """Wait until each wanted host has an agent or a failed try, for at most limit_s; then for the network check."""
         await self.changes.wait_until(lambda: self._closing or not self.awaits_others(), limit_s)
         check = self._check
         if check is not None:

@@ -1,7 +1,7 @@
 """One agent as seen by the driver: the facts that it has reported, its channel, and whether it is still there.
 
-Owns the agent's connections, one after another, and the verdict that it is lost. What its messages mean is its
-owner's business. Used on the event loop only.
+Owns the agent's connections, one after another, and the verdict that it is lost. What its messages mean is its owner's
+business. Used on the event loop only.
 
 A verdict is needed only when a connection is gone, or nothing is acknowledged on it:
 
@@ -59,10 +59,8 @@ class LinkOwner(Protocol):
     Attributes:
         keepings: persist the effects of the messages, as far as that takes a while.
         counts_from: since when an agent's silence counts, in the loop's time; infinite while it does not. While this
-            driver
-            is not sure to have the job, agents may have gone to another one, or may be told that no driver has it, and
-            keep
-            their workers for that reason.
+            driver is not sure to have the job, agents may have gone to another one, or may be told that no driver has
+            it, and keep their workers for that reason.
     """
 
     keepings: Sequence[Keeping]

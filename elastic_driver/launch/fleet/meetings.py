@@ -1,8 +1,8 @@
-"""Where the ranks of one generation of workers meet: a port that the agent of rank 0's host reserves for them.
+"""Where the ranks of one generation of workers meet: a port that the agent of rank 0's host holds for them.
 
-Owns which workers form a generation, and the reserved ports. A generation is all workers started in one round with the
-same first host; its port is reserved until the next one begins. After one that cannot meet, the next start begins
-another. Used on the event loop only.
+Owns which workers form a generation, and the held ports. A generation is all workers started in one round with the same
+first host; its port is held until the next one begins. After one that cannot meet, the next start begins another. Used
+on the event loop only.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class _Generation:
     Attributes:
         round_id: its round.
         hosts: those of its workers; rank 0 is on the first.
-        link: the agent that reserves its port; None if there was none.
+        link: the agent that holds its port; None if there was none.
         meeting: where they meet, or why they cannot.
-        number: unique among the generations whose port this agent reserves; 0 until it is ordered to reserve one.
+        number: unique among the generations whose port this agent holds; 0 until it is ordered to hold one.
     """
 
     round_id: int
@@ -43,12 +43,12 @@ class _Generation:
 
 
 class Meetings:
-    """Has agents reserve the ports where workers meet.
+    """Has agents hold the ports where workers meet.
 
     Args:
         agents: of the job.
         addresses: of its hosts.
-        ports: first and last port that may be reserved; None for any.
+        ports: first and last port that may be held; None for any.
     """
 
     def __init__(self, agents: Agents, addresses: Addresses, ports: tuple[int, int] | None) -> None:
@@ -57,8 +57,8 @@ class Meetings:
         self._ports = list(ports or ())
         self._last: _Generation | None = None
         self._count = 0  # the highest number so far
-        self._open: list[_Generation] = []  # whose port is not reserved yet
-        self._before: dict[AgentLink, PortLevel] = {}  # ports reserved for the last generation of another driver
+        self._open: list[_Generation] = []  # whose port is not held yet
+        self._before: dict[AgentLink, PortLevel] = {}  # ports held for the last generation of another driver
 
     def of(self, round_id: int, hosts: Sequence[str]) -> asyncio.Future[Meeting | LaunchError]:
         """Return where workers started in this round meet; or why they cannot, which is the first host's fault.
@@ -77,13 +77,13 @@ class Meetings:
         if link is None:
             why = f"cannot hold a port for rank 0: host {hosts[0]} has no agent any more"
             self._settle(self._last, LaunchError(why))
-        elif not link.is_away:  # else it may have reserved one, and reports that when it is back
+        elif not link.is_away:  # else it may hold one, and reports that when it is back
             self._hold(self._last, link)
         self._let_go_but(link)
         return self._last.meeting
 
     def _let_go_but(self, link: AgentLink | None) -> None:
-        """Release the ports of other agents, reserved for a generation that is over."""
+        """Release the ports of other agents, held for a generation that is over."""
         for other in [other for other in self._before if other is not link]:
             other.send(LetGo(self._before.pop(other).generation))
 
@@ -92,7 +92,7 @@ class Meetings:
 
         Args:
             link: the agent.
-            held: the ports that it has reserved for another driver's generations.
+            held: the ports that it holds for another driver's generations.
         """
         self._before.pop(link, None)
         by_age = sorted(held, key=lambda port: port.generation)
@@ -122,16 +122,16 @@ class Meetings:
     # --- events of the fleet (Part) --------------------------------------------------------------------------------
 
     def came(self, link: AgentLink) -> None:
-        """Do nothing: the port of a new generation is reserved when its workers are started."""
+        """Do nothing: the port of a new generation is held when its workers are started."""
 
     def lost(self, link: AgentLink, why: str) -> None:
-        """Fail the generations whose port a lost agent was to reserve."""
+        """Fail the generations whose port a lost agent was to hold."""
         self._before.pop(link, None)
         for generation in [each for each in self._open if each.link is link]:
             self._settle(generation, LaunchError(f"cannot hold a port for rank 0: {why}"))
 
     def take(self, link: AgentLink, message: Said) -> bool:
-        """Handle an agent's answer to an order to reserve a port. Returns whether the message was one."""
+        """Handle an agent's answer to an order to hold a port. Returns whether the message was one."""
         if not isinstance(message, PortHeld):
             return False
         number = message.generation

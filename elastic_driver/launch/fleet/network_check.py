@@ -123,8 +123,7 @@ class _Why:
     Attributes:
         text: for the user.
         kind: the same for the same finding in later checks: ports differ in each, and which of two hosts cannot reach
-            the
-            other may change while the network does.
+            the other may change while the network does.
     """
 
     text: str

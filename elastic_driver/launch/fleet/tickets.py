@@ -151,8 +151,7 @@ class Tickets:
         """Consume the ticket of a user that has proven to have it.
 
         An agent that has missed the answer may present it again. Any other agent is a second user: it may have read the
-        ticket
-        somewhere, and may even have been the first of the two.
+        ticket somewhere, and may even have been the first of the two.
 
         Args:
             identity: of the ticket.

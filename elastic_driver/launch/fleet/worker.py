@@ -48,8 +48,7 @@ class Worker:
         script, digest: see Started; "" if another driver has started it.
         is_dying: whether it has been reported as failing.
         last_lines: the end of its stderr, or of its stdout if it wrote nothing there; at most 20 lines. If only its
-            error
-            file has its traceback, the end of that. Known when it is dying, or dead.
+            error file has its traceback, the end of that. Known when it is dying, or dead.
         error_file: the content of its error file (:mod:`elastic_driver.launch.error_files`); "" for nothing.
         error_age_s: how long before it was dying, or dead, it wrote that, seconds; None for nothing.
         stop: how to stop it as soon as its agent is ordered to start it; None for not at all.
@@ -79,8 +78,7 @@ class WorkerListener(Protocol):
     """Notified of the starts and ends of workers. Called on the event loop.
 
     For each worker ordered, either ``not_started`` is called, or ``started`` and then ``exited`` or ``lost``, perhaps
-    with
-    ``dying`` between them; nothing for those that wait when the job ends.
+    with ``dying`` between them; nothing for those that wait when the job ends.
     """
 
     def started(self, worker: Worker) -> None:

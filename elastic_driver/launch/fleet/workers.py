@@ -220,8 +220,7 @@ class Workers:
         """Return the agent of a worker's host, once it is connected.
 
         An agent without a connection is back in a moment, or lost, and another may have joined under the host's name.
-        An order
-        to a lost agent would fail, and the host would be blamed for that.
+        An order to a lost agent would fail, and the host would be blamed for that.
         """
         while True:
             seen = self._agents.changes.count
@@ -324,8 +323,7 @@ class Workers:
         """Send SIGKILL; a worker that hangs prints its threads' stacks first. The listener is notified of the outcome.
 
         Spares a worker that has ended, and one that is exiting after its script has ended. One that waits to be started
-        is
-        stopped as soon as its process exists.
+        is stopped as soon as its process exists.
         """
         one = self._workers.get(order.worker)
         if one is None or one.phase is Phase.DEAD:
@@ -365,8 +363,7 @@ class Workers:
         """Send this signal to the process of each running worker, but not to its children.
 
         A signal that would end a process without a handler (all except SIGQUIT, which is meant to) is sent only to
-        processes
-        that handle it: not to one whose script has not come so far yet.
+        processes that handle it: not to one whose script has not come so far yet.
         """
         for link in self._agents.links():
             link.send(PassOn(int(number)))

@@ -100,8 +100,7 @@ class WorkerInput:
         """Remove a Ctrl-C that is meant for the job only, and report it.
 
         A program that edits its line, or reads keys, has switched the terminal's own editing off: there Ctrl-C is meant
-        for the
-        program, as a signal or as a key. Otherwise the script computes, and its peers with it.
+        for the program, as a signal or as a key. Otherwise the script computes, and its peers with it.
         """
         with contextlib.suppress(termios.error, OSError):
             attributes = termios.tcgetattr(self._ours)

@@ -46,8 +46,7 @@ class Launch:
 
     Attributes:
         command: the program and its arguments. No shell is involved; ``${local_rank}`` in an argument becomes the value
-            of
-            ENV_LOCAL_RANK, if it is set.
+            of ENV_LOCAL_RANK, if it is set.
         env: its whole environment, except for the marks of job and worker.
         rank: for which it is started; -1 for none.
         given: its standard input; None for none.
@@ -65,8 +64,7 @@ class ProcessListener(Protocol):
     """Notified of the starts and ends of workers. Called on the event loop.
 
     For each worker ordered, either ``not_started`` is called, or ``started``, ``exited`` and ``finished``, in this
-    order,
-    and perhaps ``dying`` before its end.
+    order, and perhaps ``dying`` before its end.
     """
 
     def started(self, worker: WorkerId, process: ProcessTree) -> None:
@@ -133,8 +131,7 @@ class ProcessKeeper:
         warm_first: whether to fork the first workers, too, without waiting for that call.
         is_watched: returns whether anybody watches the progress bars of a worker with this label now.
         on_warm: called with the PID of the warmed process and the seconds it took, whenever workers can be forked from
-            now
-            on.
+            now on.
     """
 
     def __init__(
@@ -181,8 +178,7 @@ class ProcessKeeper:
             worker: the worker.
             label: stands in the prefix of its output.
             launch: returns what to run. Called once, in a task of its own; may raise LaunchError. The worker counts as
-                being
-                started meanwhile.
+                being started meanwhile.
         """
         assert worker not in self._workers, worker
         if not self._workers:

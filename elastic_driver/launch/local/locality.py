@@ -22,10 +22,8 @@ def is_local_host(name: str) -> bool:
     """Return whether a name or address means this machine.
 
     Loopback names and addresses, this machine's host name and addresses, its full name with some or all of its domains,
-    and
-    names that resolve (forwards; never backwards, which can hang for seconds) to nothing but these. A positive answer
-    is
-    cached. Blocks for up to 6 s.
+    and names that resolve (forwards; never backwards, which can hang for seconds) to nothing but these. A positive
+    answer is cached. Blocks for up to 6 s.
     """
     if name in _known_local:
         return True

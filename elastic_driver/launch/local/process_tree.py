@@ -138,8 +138,8 @@ class ProcessTree:
     Attributes:
         exited: done at the moment the process is dead; its output until then has been passed on.
         dying: done when it is known that the process is about to end with a failure, though it may take seconds until
-            it is
-            dead: with its status, or in words if that is not known yet (it dumps its core). Cancelled if it is dead
+            it is dead: with its status, or in words if that is not known yet (it dumps its core). Cancelled if it is
+            dead
                 without
             that.
         finished: done when it is dead, its descendants are gone, and its output is read to the end. A descendant that
@@ -209,8 +209,7 @@ class ProcessTree:
         """Record which process called ``init()``, and one of its threads that lives as long as its first one.
 
         Watches these two threads for ``dying``, unless that process is another than this one (for example if the
-        command is a
-        shell), ``dying`` is done already, or the system cannot report a thread's end.
+        command is a shell), ``dying`` is done already, or the system cannot report a thread's end.
         """
         self._script_pid = pid
         if pid != self.pid or self._unwatch or self.dying.done() or self.exited.done():
@@ -289,8 +288,7 @@ class ProcessTree:
         Args:
             grace_s: the grace, seconds.
             sever: whether to shut its connections down, too, if the system permits: a thread that waits for a lost peer
-                in a
-                collective gets an error at once, and can still clean up.
+                in a collective gets an error at once, and can still clean up.
             number: the signal.
         """
         self._end_tree_within(grace_s, number)
@@ -316,8 +314,7 @@ class ProcessTree:
         """Send a signal to its process, but not to its descendants.
 
         A signal that would end a process without a handler (all except SIGQUIT, which is meant to) is sent only if the
-        process
-        handles it: its script may not have come so far yet.
+        process handles it: its script may not have come so far yet.
 
         Args:
             number: the signal.

@@ -1,7 +1,7 @@
 """Finds and ends all processes of a job; run as a program, does so when the driver is dead.
 
-A process belongs to a worker if it is the worker's process, in its session, a descendant, or carries the job's marks
-in its environment (a daemon that left both session and parent still does).
+A process belongs to a worker if it is the worker's process, in its session, a descendant, or carries the job's marks in
+its environment (a daemon that left both session and parent still does).
 
 The keeper starts this file by its path with ``python -I -S``, so that the guard costs little memory and starts at once:
 it imports the standard library and psutil, and nothing of this package. Its standard input is a pipe whose other end
@@ -76,8 +76,7 @@ def find_processes(mark: str, leaders: Mapping[str, psutil.Process]) -> dict[str
 
     Returns:
         The living processes of the job by worker key; under "" those that carry the job's mark and no worker's. Never
-        the
-        calling process.
+        the calling process.
 
     Raises:
         OSError: no file descriptor is free.

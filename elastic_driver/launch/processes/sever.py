@@ -19,8 +19,7 @@ def sever(pids: Iterable[int], ends: Collection[tuple[str, int]] | None = None) 
     """Shut down connected TCP sockets of these processes. Blocks for less than a millisecond each.
 
     Connections within this machine that are not TCP (unix sockets, pipes) are left alone: workers use them to reach
-    their
-    agent.
+    their agent.
 
     Args:
         pids: of the processes.

@@ -203,8 +203,7 @@ class WarmStarts:
         """Fork the first workers, too: one import for all of a host instead of one for each.
 
         Starts the warmed process from which this worker can be forked, and blocks until it is ready, or known not to
-        become so.
-        Does nothing if there has been one.
+        become so. Does nothing if there has been one.
         """
         if self._off or self._was_first:
             return

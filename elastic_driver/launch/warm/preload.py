@@ -32,8 +32,7 @@ class PythonCommand:
 
     Attributes:
         files: the files that Python runs, in this order: the script, or the packages of a module and the module. Empty
-            if
-            not found (an installed module).
+            if not found (an installed module).
         folder: the one that Python will put first on sys.path.
     """
 
@@ -86,8 +85,7 @@ def heavy_imports(files: Iterable[Path], folder: Path) -> tuple[str, ...]:
     """Return the heavy modules that these files, and the folder's modules that they import, import at their top levels.
 
     Only those before anything that could affect them: a call, a changed variable, a module not known to be harmless.
-    Such
-    an effect would come too late for a module that has been imported already.
+    Such an effect would come too late for a module that has been imported already.
     """
     heavy: dict[str, None] = {}
     seen_files: set[Path] = set()

@@ -41,8 +41,7 @@ class Program:
     """The program that ``python [options] script ...`` or ``-m module`` runs.
 
     That is the script, and the modules beside it that it imports, directly or through others. Each file is read once,
-    and
-    only when a question needs it; one that cannot be read, or is not Python, is omitted.
+    and only when a question needs it; one that cannot be read, or is not Python, is omitted.
 
     Args:
         command: the command that each worker runs.

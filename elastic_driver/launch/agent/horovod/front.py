@@ -184,12 +184,9 @@ class HorovodFront:
         """Notify rank 0 that hosts have changed, until the notice changes.
 
         Workers accept a notification with a greater timestamp than all before, and use the timestamp for nothing else.
-        The
-        round's number serves as one, since no clock can: rank 0 may be on another host each time, whose clock may be
-        behind,
-        and clocks are set back. A notification that arrives twice, perhaps in the next round, is not mistaken for a new
-        one,
-        either.
+        The round's number serves as one, since no clock can: rank 0 may be on another host each time, whose clock may
+        be behind, and clocks are set back. A notification that arrives twice, perhaps in the next round, is not
+        mistaken for a new one, either.
         """
         timestamp = float(notice.round_id)
         while True:

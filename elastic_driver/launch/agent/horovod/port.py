@@ -84,8 +84,7 @@ class Surroundings:
         tasks: runs background tasks.
         interface: returns the name of this machine's interface that has an address; "" for none.
         start_again: has a worker's process started again, with these variables: it was started for another place than
-            it
-            has, and cannot be notified.
+            it has, and cannot be notified.
         warn: called with warnings for the user.
     """
 

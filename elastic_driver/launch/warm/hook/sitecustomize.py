@@ -244,8 +244,7 @@ def _freshen(request: Mapping[str, Any], early_output: Sequence[bytes], launch: 
         early_output: what importing wrote to the two streams.
         launch: the connection to the launcher for this one start.
         outputs: its standard input, if it has one, its standard output and error, and what ends it when the launcher
-            dies
-            (elastic_driver.system.tether).
+            dies (elastic_driver.system.tether).
     """
     _open_report(request["env"])
     _set_environ(request["env"])
