@@ -72,7 +72,7 @@ class OutputSink(Protocol):
     """Receives the workers' output. Called on the event loop."""
 
     def begin(self, worker: WorkerId, pid: int, rank: int, label: str) -> None:
-        """A worker runs, and was started for this rank. Called before its output.
+        """Called when a worker runs, with the rank for which it was started, before its output.
 
         Args:
             worker: the worker.

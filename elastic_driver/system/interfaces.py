@@ -1,7 +1,7 @@
 """Which of a host's addresses its workers listen on, so that other hosts reach them.
 
-Owns the choice, which is pure, and reading the present addresses. They are written ``INTERFACE ADDRESS/PREFIX``:
-"eth0 10.0.0.2/24", "eth0 fe80::1%eth0/64".
+Owns the choice, which is pure, and reading the present addresses. They are written ``INTERFACE ADDRESS/PREFIX``: "eth0
+10.0.0.2/24", "eth0 fe80::1%eth0/64".
 """
 
 from __future__ import annotations

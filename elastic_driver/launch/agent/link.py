@@ -100,25 +100,25 @@ class LinkOwner(Protocol):
     """Receives the events of the link. Called on the event loop."""
 
     def not_welcomed_yet(self, why: str, left_s: float) -> None:
-        """The first try to reach the driver has failed; tries continue for left_s seconds."""
+        """Called when the first try to reach the driver has failed; tries continue for left_s seconds."""
 
     def welcomed(self, welcome: Welcome) -> None:
-        """The driver has admitted this agent. Called once, before its first message."""
+        """Called once when the driver has admitted this agent, before its first message."""
 
     def take(self, message: Said) -> None:
-        """The driver has sent a message. May raise RendezvousProtocolError, which closes the connection."""
+        """Called with each message of the driver. May raise RendezvousProtocolError, which closes the connection."""
 
     def seen(self) -> None:
-        """The driver has acknowledged or persisted some of what was sent."""
+        """Called when the driver has acknowledged or persisted some of what was sent."""
 
     def alone(self) -> None:
-        """The connection to the driver is lost, and another driver may take over."""
+        """Called when the connection to the driver is lost, and another driver may take over."""
 
     def cannot_ask(self, why: str) -> None:
-        """As far as this host can see, nothing records which driver has the job; called once per driver."""
+        """Called once per driver if, as far as this host can see, nothing records which driver has the job."""
 
     def taken_over(self, welcome: Welcome, untold: Sequence[Said], alone_s: float) -> None:
-        """Another driver has the job, and has admitted this agent. Called before its first message.
+        """Called when another driver has the job, and has admitted this agent, before its first message.
 
         Args:
             welcome: its welcome.

@@ -63,13 +63,13 @@ class DiallingListener(Protocol):
     """Receives events of dialling. Called on the event loop; hosts have their canonical names."""
 
     def host_unready(self, host: str, failure: DialFailure) -> None:
-        """There is no agent on this host yet; called once for each reason."""
+        """Called while there is no agent on this host yet, once for each reason."""
 
     def none_can_be_dialled(self, reasons: str) -> None:
-        """On none of the wanted hosts another try can help."""
+        """Called when another try can help on none of the wanted hosts."""
 
     def command_ended(self, host: str) -> None:
-        """The command that started the host's agent has ended, after the agent had come."""
+        """Called when the command that started the host's agent has ended, after the agent had come."""
 
     def warn(self, text: str) -> None:
         """Warn the user."""

@@ -46,59 +46,59 @@ class FleetListener(Protocol):
     """Receives events of hosts. Called on the event loop."""
 
     def agent_came(self, facts: AgentFacts) -> None:
-        """A host has got an agent."""
+        """Called when a host has got an agent."""
 
     def agent_lost(self, facts: AgentFacts, why: str) -> None:
-        """A host's agent is lost, and its workers with it."""
+        """Called when a host's agent is lost, and its workers with it."""
 
     def host_unready(self, host: str, failure: DialFailure) -> None:
-        """A wanted host has no agent yet; called once for each reason."""
+        """Called while a wanted host has no agent yet, once for each reason."""
 
     def warn(self, text: str) -> None:
         """Warn the user."""
 
     def node_refused(self, why: str) -> None:
-        """A node of a job of nodes has dialled in, and cannot be one of them."""
+        """Called when a node of a job of nodes has dialled in, but cannot be one of them."""
 
     def network_checked(self, report: Checked) -> None:
-        """The network between hosts was checked; hosts that are barred are reported as unready, too."""
+        """Called after a check of the network between hosts; barred hosts are also reported as unready."""
 
     def is_left_out(self, host: str) -> bool:
         """Return whether a host gets no workers for a while, since others' workers cannot reach it."""
 
     def host_silent(self, host: str, silent_s: float, *, sure: bool) -> None:
-        """Nothing has been heard from a host's agent for so long, and its machine has acknowledged nothing.
+        """Called when nothing has been heard from a host's agent for so long, and its machine has acknowledged nothing.
 
         If it is not sure yet, another host is silent, and this one may be silent for the same reason.
         """
 
     def host_heard(self, host: str) -> None:
-        """A silent host is heard from again, or has another agent."""
+        """Called when a silent host is heard from again, or has another agent."""
 
     def host_leaves(self, host: str, why: str, within_s: float | None) -> None:
-        """A host is to be drained: its agent has reported so, and, if known, when its machine will be gone."""
+        """Called when a host's agent reports that the host is to be drained and, if known, when its machine is gone."""
 
     def own_machine_leaves(self, why: str, within_s: float) -> None:
-        """The driver's own machine is going away, and the driver with it."""
+        """Called when the driver's own machine is going away, and the driver with it."""
 
     def no_host_can_be_used(self, reasons: str) -> None:
-        """No host has an agent, and for none of the wanted ones another try can help."""
+        """Called when no host has an agent, and another try can help on none of the wanted ones."""
 
     def superseded(self, epoch: int) -> None:
-        """An agent has dialled in that obeys a driver of a higher epoch: this driver has lost the job."""
+        """Called when an agent obeys a driver of a higher epoch: this driver has lost the job."""
 
     def failed(self, error: BaseException) -> None:
-        """An internal error has occurred while a message of an agent was handled."""
+        """Called when an internal error has occurred while a message of an agent was handled."""
 
 
 class Part(Protocol):
     """A part of the driver that exchanges messages with agents about one subject."""
 
     def came(self, link: AgentLink) -> None:
-        """An agent has come."""
+        """Called when an agent has come."""
 
     def lost(self, link: AgentLink, why: str) -> None:
-        """An agent is lost."""
+        """Called when an agent is lost."""
 
     def take(self, link: AgentLink, message: Said) -> bool:
         """Handle a message of an agent. Returns whether it was of this subject.

@@ -70,16 +70,16 @@ class LinkOwner(Protocol):
         """Handle a message of the agent. May raise RendezvousProtocolError, which cuts the connection."""
 
     def link_silent(self, link: AgentLink, silent_s: float) -> None:
-        """Nothing has been heard from it for so long, and nothing acknowledged."""
+        """Called when nothing has been heard from it for so long, and nothing acknowledged."""
 
     def link_heard(self, link: AgentLink) -> None:
-        """It was silent, and is heard from again."""
+        """Called when it was silent, and is heard from again."""
 
     def link_back(self, link: AgentLink) -> None:
-        """It had no connection for a moment, and has one again."""
+        """Called when it had no connection for a moment, and has one again."""
 
     def link_lost(self, link: AgentLink, why: str) -> None:
-        """It is lost: it will send nothing more, and what it ran is dead or soon will be."""
+        """Called when it is lost: it will send nothing more, and what it ran is dead or soon will be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,13 +107,13 @@ class Hosts(Protocol):
         """Return where the workers of an agent listen for those of others. Raises LaunchError."""
 
     def admitted(self) -> None:
-        """More hosts may be used."""
+        """Called when more hosts may be used."""
 
     def checked(self, report: Checked) -> None:
-        """A check of several hosts has ended, with news."""
+        """Called when a check of several hosts has ended, with news."""
 
     def barred(self, host: str, reason: str) -> None:
-        """A host is not to be used; called once for each reason."""
+        """Called when a host is not to be used, once for each reason."""
 
 
 @dataclass(frozen=True, slots=True)

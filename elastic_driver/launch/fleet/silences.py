@@ -16,10 +16,10 @@ class SilenceListener(Protocol):
     """Notified of silent hosts; see FleetListener."""
 
     def host_silent(self, host: str, silent_s: float, *, sure: bool) -> None:
-        """Nothing is heard from the host."""
+        """Called when nothing is heard from the host."""
 
     def host_heard(self, host: str) -> None:
-        """The host is heard from again, or starts anew."""
+        """Called when the host is heard from again, or starts anew."""
 
 
 class Silences:

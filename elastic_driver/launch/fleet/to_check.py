@@ -19,10 +19,10 @@ class CheckListener(Protocol):
     """Notified of checks; see FleetListener."""
 
     def host_unready(self, host: str, failure: DialFailure) -> None:
-        """A host is not to be used."""
+        """Called when a host is not to be used."""
 
     def network_checked(self, report: Checked) -> None:
-        """The network was checked."""
+        """Called when the network was checked."""
 
     def is_left_out(self, host: str) -> bool:
         """Return whether a host gets no workers for a while."""

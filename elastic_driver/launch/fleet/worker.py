@@ -82,13 +82,13 @@ class WorkerListener(Protocol):
     """
 
     def started(self, worker: Worker) -> None:
-        """It runs."""
+        """Called when it runs."""
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:
-        """It could not be started; the error is a CommandNotFoundError if its command can be run on no host."""
+        """Called when it could not be started, with a CommandNotFoundError if its command can be run on no host."""
 
     def dying(self, worker: Worker, status: ExitStatus | str) -> None:
-        """It is about to end with a failure, though it may take seconds until it is dead.
+        """Called when it is about to end with a failure, though it may take seconds until it is dead.
 
         Args:
             worker: the worker.
@@ -96,10 +96,10 @@ class WorkerListener(Protocol):
         """
 
     def exited(self, worker: Worker, status: ExitStatus) -> None:
-        """It is dead. Its output until then has been passed on."""
+        """Called when it is dead. Its output until then has been passed on."""
 
     def lost(self, workers: Sequence[Worker], why: str) -> None:
-        """Their host is lost, and they with it: how they ended is not known.
+        """Called when their host is lost, and they with it: how they ended is not known.
 
         Args:
             workers: all that ran there; one machine may have several hosts' names.
@@ -107,10 +107,10 @@ class WorkerListener(Protocol):
         """
 
     def killed(self, order: KillWorker) -> None:
-        """The order is being carried out."""
+        """Called when the order is being carried out."""
 
     def spared(self, order: KillWorker) -> None:
-        """The order is not carried out: the process no longer exists, or its script has ended."""
+        """Called when the order is not carried out: the process no longer exists, or its script has ended."""
 
 
 def note_last_words(one: Worker, news: Dying | Exited) -> None:

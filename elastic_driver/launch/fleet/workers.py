@@ -73,7 +73,7 @@ class Hosts(Agents, Protocol):
         """Changes of the agents: one has come, is lost, or is connected again."""
 
     def idle(self, link: AgentLink) -> None:
-        """The last worker of this agent has ended."""
+        """Called when the last worker of this agent has ended."""
 
 
 @dataclass(frozen=True, slots=True)

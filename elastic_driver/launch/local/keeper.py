@@ -68,19 +68,19 @@ class ProcessListener(Protocol):
     """
 
     def started(self, worker: WorkerId, process: ProcessTree) -> None:
-        """It runs. Called before its output."""
+        """Called when it runs, before its output."""
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:
-        """It could not be started; the error is a CommandNotFoundError if its command can be run nowhere."""
+        """Called when it could not be started, with a CommandNotFoundError if its command can be run nowhere."""
 
     def dying(self, worker: WorkerId, process: ProcessTree, status: ExitStatus | str) -> None:
-        """It is about to end with a failure; see ProcessTree."""
+        """Called when it is about to end with a failure; see ProcessTree."""
 
     def exited(self, worker: WorkerId, process: ProcessTree, status: ExitStatus) -> None:
-        """Its process is dead."""
+        """Called when its process is dead."""
 
     def finished(self, worker: WorkerId) -> None:
-        """Nothing is left of it. It may be started again."""
+        """Called when nothing is left of it. It may be started again."""
 
 
 @dataclass(eq=False, slots=True)
