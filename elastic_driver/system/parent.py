@@ -139,7 +139,7 @@ def started_again() -> Started | None:
     """
     global _started, _has_counting_parent, _mark
     parent, _, rest = os.environ.pop(_ENV, "").partition(" ")
-    if parent != str(os.getppid()):  # set by another process's parent, and inherited from that process
+    if parent != str(os.getppid()):  # it was meant for an ancestor, which has passed its environment on
         return _started
     reading_end, has_come_up, is_last, numbers, before = rest.split(" ", 4)
     os.set_inheritable(int(reading_end), False)

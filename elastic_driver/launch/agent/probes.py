@@ -51,7 +51,7 @@ _PING_BYTES = 16
 # Round trips: of a probe that measures the speed of a link, and of all others.
 _PINGS, _FEW_PINGS = 8, 3
 _CHUNK = bytes(1 << 17)
-_PIECE = 1 << 10  # of an unauthenticated request, at most about twice this long
+_PIECE = 1 << 10  # of an unauthenticated request, which is at most about half as long
 # No driver asks for more.
 _MOST_BYTES, _MOST_PINGS, _MOST_S = 1 << 26, 64, 10.0
 _LONGEST_S = 60.0  # of a check

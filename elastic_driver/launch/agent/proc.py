@@ -49,8 +49,8 @@ def number(values: dict[bytes, bytes], name: bytes, *, base: int = 10) -> int:
 def moved(io: dict[bytes, bytes]) -> int:
     """Return the bytes that a process has read and written, from the lines of its io file.
 
-    Counts the bytes of its system calls, except what recv() reads from sockets, and what was read from disks, which
-    includes memory-mapped files. Bytes that both count are counted twice.
+    Adds the bytes of its system calls, which do not include recv() from sockets, and the bytes read from disks, which
+    include memory-mapped files. Bytes in both are counted twice.
     """
     return sum(number(io, name) for name in (b"rchar", b"wchar", b"read_bytes"))
 

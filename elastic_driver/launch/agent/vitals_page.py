@@ -29,7 +29,7 @@ _WHOLE = 1 << 53
 _MOST_RANKS = 64
 _MOST_WAITING = 8
 _MOST_NAME = 240
-# Two processes of one machine share this clock, so a time later than now was written after it was read.
+# Two processes of one machine share this clock, so a later time than now was written since now was read.
 _AHEAD_NS = 1_000_000_000
 # Less than a hundred threads of a hundred frames need; people read the beginning.
 MOST_STACK_BYTES = 256 << 10

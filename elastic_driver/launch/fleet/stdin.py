@@ -27,7 +27,7 @@ from elastic_driver.rendezvous.agent_messages import Input, InputTaken, Interrup
 from elastic_driver.system.tasks import start_task
 from elastic_driver.system.terminal import Terminal
 
-# Limit of bytes sent to a worker and not yet read by it: as much as a pipe holds.
+# Limit of bytes in flight to a worker or waiting for room in its input: as much as a pipe holds.
 _AHEAD_BYTES = 64 << 10
 _READ_BYTES = 16 << 10
 # The kernel does not notify a process that it has come to the foreground.
@@ -58,7 +58,7 @@ class _Holder:
         kind: see Start.
         stderr_too: see Start.
         runs: whether its process exists.
-        ahead: bytes sent to it that it has not read.
+        ahead: bytes sent to it that have not reached its input.
         ended: whether it has been notified of the end of the input.
         asked_at: when a Ctrl-C was sent, if its agent has sent nothing since, seconds of the loop's clock.
     """

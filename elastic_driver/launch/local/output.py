@@ -49,7 +49,7 @@ class BarPace:
 
     def __init__(self) -> None:
         self._shown, self._shown_at = b"", -math.inf
-        self._is_watched = False  # at that time
+        self._is_watched = False  # whether it was watched then
         self._line, self._line_at = b"", math.inf
         self._away_at = math.inf  # since when there is no state
 
