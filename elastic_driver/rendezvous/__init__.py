@@ -1,4 +1,4 @@
-"""Rendezvous: how workers learn their round and find each other, over HTTP.
+"""Rendezvous: how workers get their round and find each other, over HTTP.
 
-The wire is here, the server in ``server/``.
+The protocol and its client are here; the server is in ``server/``.
 """

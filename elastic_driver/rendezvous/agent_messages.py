@@ -1,10 +1,10 @@
-"""What an agent and the driver say to each other, as values.
+"""The messages between an agent and the driver, as values.
 
 Owns shapes and validation, both directions; :mod:`~elastic_driver.rendezvous.channel` carries them, and
-:mod:`~elastic_driver.rendezvous.frames` knows their bytes. A worker is named by its key (:attr:`WorkerId.key`). What
-workers report of their rounds, and are answered, stands in them as values of
-:mod:`~elastic_driver.rendezvous.messages`. A blob is what the agent does not read: output, keys, and the bodies of
-requests that it passes on (Ask, Answer), which are whatever the route takes and answers.
+:mod:`~elastic_driver.rendezvous.frames` encodes them. A worker is named by its key (:attr:`WorkerId.key`). Workers'
+reports of their rounds, and the answers, are embedded as values of :mod:`~elastic_driver.rendezvous.messages`. The
+agent does not read blobs: output, keys, and the bodies of requests that it forwards (Ask, Answer), whose form the route
+defines.
 """
 
 from __future__ import annotations
@@ -34,43 +34,44 @@ from elastic_driver.words import NO_BARS
 
 PROTOCOL = 16
 """Version of the messages and of the frames. Both ends must have the same: no message is read across versions, and a
-change of any message is a change of this number. Only the first two words outlast it: a Hello has its protocol and
-version, by which it is refused, and a Refused says why."""
+change of any message changes this number. Only the first two messages are stable: a Hello has its protocol and version,
+by which it is refused, and a Refused says why.
+"""
 
 NOTHING_GIVEN = 66
-"""Exit code of an agent that was given nothing on its standard input: EX_NOINPUT of sysexits.h."""
+"""Exit code of an agent that got nothing on its standard input: EX_NOINPUT of sysexits.h."""
 
 NOTHING_GIVEN_WHY = "nothing has arrived on its standard input"
-"""What it says then."""
+"""Its message in that case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap(Body):
-    """What a new agent is given, by whoever starts it: on its standard input, or in one word of its command line.
+    """The parameters of a new agent, from the process that starts it: on standard input, or in one word of its command.
 
     Attributes:
-        urls: of the driver, to be tried in order; ``unix:/PATH`` of its socket on its own machine.
-        identity: as whom it proves itself at first: "ticket ID" or "joiner".
-        key: with what, in hexadecimal digits; empty for a joiner, which makes it from its token.
-        host: its host's name in the job; "" to have it made of the machine's name.
-        slots: of a host that joins by itself; 0 for one that discovery names.
+        urls: the driver's URLs, tried in order; ``unix:/PATH`` of its socket on its own machine.
+        identity: the identity for its first authentication: "ticket ID" or "joiner".
+        key: the key for it, in hexadecimal digits; empty for a joiner, which derives it from its token.
+        host: its host's name in the job; "" to derive it from the machine's name.
+        slots: of a host that joins by itself; 0 for one named by discovery.
         labels: of a host that joins by itself.
-        agent_timeout_s: how long it may go unacknowledged until it ends its workers, seconds.
-        fingerprint: SHA-256 of the driver's certificate, in hexadecimal digits; "" where that is not known.
-        owner: the driver's process, as :mod:`elastic_driver.system.process_name` names it, for an agent on the driver's
-            own machine; "" for others.
-        job: what tells this job from others on the host, for the agent that ends what an earlier driver has left.
-        first_s: how long the driver may take to come, seconds; 0 for as long as an agent waits anyhow.
-        address: of its host's own, under which the others reach it; "" to find it.
-        node_rank: its host's place among the nodes of a job of nodes; -1 where that is found by itself.
-        alike: what all nodes of such a job have to be started with alike, by how it is given; empty for no node.
-        spot_notices: the cloud whose notices are watched for, whatever the job's; "" to do what the job does.
-        grace_s: how long after a SIGTERM the host is gone, seconds; 0 when nobody has said.
-        leave_code: exit code of an agent whose host has left a job that goes on.
-        stdin: the descriptor that an agent on the driver's own machine has of the driver's standard input; -1 for none.
-        outlives: whether an agent on the driver's own machine goes on when the driver's process dies, as one elsewhere
-            does: until its lease is over, or another driver of the job has come.
-        source: of the token from which the key was made, see Credential; it does not travel.
+        agent_timeout_s: how long the agent may go unacknowledged before it ends its workers, seconds.
+        fingerprint: SHA-256 of the driver's certificate, in hexadecimal digits; "" if unknown.
+        owner: the driver's process (:mod:`elastic_driver.system.process_name`), for an agent on the driver's own
+            machine; "" for others.
+        job: distinguishes this job from others on the host, for the agent that ends what an earlier driver has left.
+        first_s: how long the driver may take to appear, seconds; 0 for the agent's usual patience.
+        address: its host's address for the other hosts; "" to find it.
+        node_rank: its host's place among the nodes of a job of nodes; -1 to find it.
+        alike: the options that all nodes of such a job must share, by how each is given; empty if not a node.
+        spot_notices: the cloud whose notices it watches, overriding the job's; "" for the job's setting.
+        grace_s: seconds from a SIGTERM until the host is gone; 0 if unknown.
+        leave_code: exit code of an agent whose host has left a job that continues.
+        stdin: the descriptor of the driver's standard input, for an agent on the driver's own machine; -1 for none.
+        outlives: whether an agent on the driver's own machine survives the driver's death, as one elsewhere does: until
+            its lease ends, or another driver of the job appears.
+        source: source of the token from which the key was derived, as in Credential; it is never sent.
     """
 
     _what: ClassVar[str] = "what this agent was given"
@@ -97,12 +98,12 @@ class Bootstrap(Body):
     source: str = field(default="", compare=False)
 
     def to_word(self) -> str:
-        """One word that no shell reads in its own way."""
+        """Encode as one word that needs no quoting in a shell."""
         return base64.urlsafe_b64encode(self.to_json()).decode().rstrip("=")
 
     @classmethod
     def from_word(cls, word: str) -> Self:
-        """The inverse of :meth:`to_word`. Raises RendezvousProtocolError for anything else."""
+        """Decode a :meth:`to_word`. Raises RendezvousProtocolError for anything else."""
         try:
             line = base64.urlsafe_b64decode(word + "=" * (-len(word) % 4))
         except ValueError:
@@ -114,12 +115,12 @@ _REGISTER: dict[str, type[Said]] = {}
 
 
 class Said:
-    """A message as a value. Subclasses are frozen dataclasses; a field ``blob`` travels as bytes, beside the JSON.
+    """A message as a value. Subclasses are frozen dataclasses; a field ``blob`` is sent as bytes, beside the JSON.
 
     Attributes:
-        name: of the message.
-        lasts: whether it is said again to a later driver, if none has kept it. The others say what still holds then,
-            which is said anew, or are of no interest any more.
+        name: name of the message.
+        lasts: whether an unkept message is sent again to a later driver. Others describe current state, which is then
+            sent anew, or are no longer of interest.
     """
 
     name: ClassVar[str]
@@ -132,16 +133,16 @@ class Said:
             _REGISTER[name] = cls
 
     def message(self) -> Message:
-        """As it travels."""
+        """Encode for the channel."""
         values = to_data(type(self), self)
         return Message(self.name, values, values.pop("blob", b""))
 
 
 def said(message: Message) -> Said:
-    """The value of a message.
+    """Decode a message.
 
     Raises:
-        RendezvousProtocolError: there is no such message, or it has other fields.
+        RendezvousProtocolError: the name is unknown, or the fields do not match.
     """
     kind = _REGISTER.get(message.name)
     if kind is None:
@@ -155,10 +156,10 @@ def said(message: Message) -> Said:
 
 
 def worker_named(key: str) -> WorkerId:
-    """The worker that a message names.
+    """Parse the worker's key in a message.
 
     Raises:
-        RendezvousProtocolError: it names none.
+        RendezvousProtocolError: the key is malformed.
     """
     try:
         return WorkerId.parse(key)
@@ -167,7 +168,7 @@ def worker_named(key: str) -> WorkerId:
 
 
 def version_of(message: Message) -> str:
-    """The version that a hello of another protocol names, for people; "" for any other message."""
+    """Return the version in a hello of another protocol, for people; "" for any other message."""
     protocol, version = message.fields.get("protocol"), message.fields.get("version")
     if message.name != Hello.name or type(protocol) is not int or protocol == PROTOCOL:
         return ""
@@ -182,26 +183,25 @@ class Hello(Said, name="hello"):
     """Agent to driver, first on each connection.
 
     Attributes:
-        agent: tells this process from all other agents; random hexadecimal digits.
+        agent: distinguishes this process from all other agents; random hexadecimal digits.
         protocol, version: of the protocol, and of this package.
-        resumes: whether it has had a connection to this driver before; ``seen`` is what it has seen then.
-        seen: number of the last message taken.
-        key: of 32 bytes that it has drawn, in hexadecimal digits, with which it comes back; "" when it resumes.
+        resumes: whether it has had a connection to this driver before; ``seen`` counts its messages.
+        seen: number of the last message received.
+        key: the key it will reconnect with: 32 random bytes, in hexadecimal digits; "" when it resumes.
         host: its host's name in the job; "" for the driver to choose.
-        slots: of a host that joins by itself; 0 for one that was dialled.
+        slots: of a host that joins by itself; 0 for one that the driver started.
         machine: name of the machine.
-        boot_id: of the machine.
+        boot_id: boot id of the machine.
         cores: processors that workers there may use together.
         python: version and path, for messages.
-        pid: of the agent.
-        owner: the agent's process, as :mod:`elastic_driver.system.process_name` names it.
-        address: of the agent's end of the connection.
-        addresses: all of the machine's that are not loopback, "INTERFACE ADDRESS/PREFIX" each.
-        labels: of a host that joins by itself, as :class:`~elastic_driver.hosts.Host` has them, with spaces between
-            them.
-        node_rank, alike: see Bootstrap.
-        epoch: the highest of a driver that has welcomed this agent; 0 for none, and for drivers that have none.
-        driver: that driver's name, see Welcome; "" before the first welcome.
+        pid: the agent's process id.
+        owner: the agent's process (:mod:`elastic_driver.system.process_name`).
+        address: address of the agent's end of the connection.
+        addresses: all non-loopback addresses of the machine, each "INTERFACE ADDRESS/PREFIX".
+        labels: of a host that joins by itself, as in :class:`~elastic_driver.hosts.Host`, separated by spaces.
+        node_rank, alike: as in Bootstrap.
+        epoch: the highest epoch of a driver that has welcomed this agent; 0 for none, and for drivers that have none.
+        driver: that driver's name, as in Welcome; "" before the first welcome.
     """
 
     agent: str
@@ -231,31 +231,30 @@ class Hello(Said, name="hello"):
 class Welcome(Said, name="welcome"):
     """Driver to agent, the answer to a hello.
 
-    Of another driver than the one that the hello names, the channel begins anew at both ends: both count their messages
-    from 1 again, and neither number of a message seen says anything. The agent's first message on it is Levels, if it
-    has had a channel before.
+    If the hello names another driver, the channel begins anew at both ends: both number their messages from 1 again,
+    and both ``seen`` are meaningless. The agent's first message on it is Levels, if it has had a channel before.
 
     Attributes:
-        seen: number of the last message taken.
+        seen: number of the last message received.
         host: its host's name in the job.
         job_id: marks the job's processes.
-        poll_s: at least as often workers are to be heard; 0 for their long polls only.
+        poll_s: longest time between two heartbeats of a worker; 0 for its long polls only.
         cwd: working directory of the workers.
         umask: of the workers; -1 for the agent's own.
-        warm, preload: see Settings.warm_starts and preload; null to choose by the script.
+        warm, preload: as in Settings (warm_starts, preload); null to choose by the script.
         warm_first: whether the first workers are forked, too.
         prefix_timestamp: whether forwarded lines begin with the time.
-        bars: whose progress bars the driver shows now, "all", "none" or a rank: of these it is told each state.
-        agent_timeout_s: from now on, whatever Bootstrap said: both ends have to go by one.
-        spot_notices: the cloud whose notices are watched for; "" for none.
+        bars: whose progress bars the driver shows now, "all", "none" or a rank: it is sent each state of these.
+        agent_timeout_s: replaces Bootstrap's from now on: both ends must use the same.
+        spot_notices: the cloud whose notices are watched; "" for none.
         epoch: of this driver: higher than that of any before it; 0 for one without a journal.
-        driver: tells this driver's process from all others; random hexadecimal digits.
-        driver_timeout_s: for how long the agent keeps its workers while there is no driver, seconds; 0 for one without
-            a journal: then nobody comes in its place.
-        kept: number of the last message that need not be said again, whatever becomes of this driver.
-        place: whose loopback addresses the driver's are, see system/process_name.py; "" where nobody needs to know.
-        etcd: where it is said who drives the job; None where the driver's own machine has to tell that it is gone.
-        etcd_cluster: the number of that cluster, which tells it from others at the same addresses; "" for none.
+        driver: distinguishes this driver's process from all others; random hexadecimal digits.
+        driver_timeout_s: how long the agent keeps its workers without a driver, seconds; 0 for a driver without a
+            journal, which has no successor.
+        kept: number of the last message that need not be sent again, even if this driver dies.
+        place: the machine whose loopback addresses the driver's are (system/process_name.py); "" if irrelevant.
+        etcd: where the driver of the job is recorded; None if the driver's own machine has to report that it is gone.
+        etcd_cluster: number of that cluster, which distinguishes it from others at the same addresses; "" for none.
     """
 
     seen: int
@@ -282,19 +281,21 @@ class Welcome(Said, name="welcome"):
 
 @dataclass(frozen=True)
 class InDoubt(Said, name="in_doubt"):
-    """Whether another driver may have the job, since this one cannot reach etcd. A level: not so at first."""
+    """Whether another driver may have taken over the job, since this one cannot reach etcd. A level; initially
+    false.
+    """
 
     is_so: bool
 
 
 @dataclass(frozen=True)
 class Refused(Said, name="refused"):
-    """Driver to agent, the other answer: it ends its workers, if it has any, and itself.
+    """Driver to agent, the other answer to a hello: the agent ends its workers, if any, and itself.
 
     Attributes:
-        why: in words.
-        is_over: whether that is because the job is over.
-        epoch: of the driver, see Welcome. An agent that has been welcomed by a higher one does not obey.
+        why: the reason, in words.
+        is_over: whether the reason is that the job is over.
+        epoch: of the driver, as in Welcome. An agent welcomed by a driver with a higher one does not obey.
     """
 
     why: str
@@ -307,17 +308,17 @@ class Refused(Said, name="refused"):
 
 @dataclass(frozen=True)
 class Start(Said, name="start"):
-    """Start a worker. Answered by Started or NotStarted. The agent adds what is its own to the environment.
+    """Start a worker. Answered by Started or NotStarted. The agent adds its own variables to the environment.
 
     Attributes:
-        worker: which.
-        command, env: what to run, and the variables.
-        label: what stands in the prefix of its output.
-        rank: for which it is started.
-        stdin: its standard input: "" for none; "inherit" for the one of the driver's own process, which an agent on its
-            machine has as well; "pipe" or "terminal" for what comes by Input. A terminal is its standard output, too.
-        stderr_too: whether a terminal is its standard error as well.
-        rows, columns: of the terminal.
+        worker: the worker.
+        command, env: the command to run, and its environment.
+        label: label in the prefix of its output.
+        rank: the rank it is started for.
+        stdin: its standard input: "" for none; "inherit" for the driver's own, which an agent on the driver's machine
+            shares; "pipe" or "terminal" for the data of Input. A terminal is its standard output, too.
+        stderr_too: whether a terminal is also its standard error.
+        rows, columns: size of the terminal.
     """
 
     worker: str
@@ -333,10 +334,10 @@ class Start(Said, name="start"):
 
 @dataclass(frozen=True)
 class Input(Said, name="input"):
-    """For the standard input of a worker. Answered by InputTaken.
+    """Data for the standard input of a worker. Answered by InputTaken.
 
     Attributes:
-        worker: whose.
+        worker: the worker.
         end: whether nothing follows.
     """
 
@@ -347,7 +348,7 @@ class Input(Said, name="input"):
 
 @dataclass(frozen=True)
 class Resize(Said, name="resize"):
-    """The terminal of a worker has another size now."""
+    """The terminal of a worker has a new size."""
 
     worker: str
     rows: int
@@ -356,13 +357,13 @@ class Resize(Said, name="resize"):
 
 @dataclass(frozen=True)
 class Stop(Said, name="stop"):
-    """A signal to the worker's tree, SIGKILL after the grace, seconds.
+    """Send a signal to the worker's process tree, and SIGKILL after the grace period.
 
     Attributes:
-        worker: which.
-        grace_s: how long.
-        sever: whether its connections are shut at once.
-        signal: its number.
+        worker: the worker.
+        grace_s: the grace period, seconds.
+        sever: whether its connections are shut down at once.
+        signal: number of the signal.
     """
 
     worker: str
@@ -373,12 +374,12 @@ class Stop(Said, name="stop"):
 
 @dataclass(frozen=True)
 class Kill(Said, name="kill"):
-    """SIGKILL to the worker's tree.
+    """Send SIGKILL to the worker's process tree.
 
     Attributes:
-        worker: which.
-        stacks_s: when above 0 it prints first where its threads are, for so long at most, seconds.
-        exits: whether it is let be when its script has ended: then Spared comes instead.
+        worker: the worker.
+        stacks_s: if above 0, it first prints the stacks of its threads, for at most so many seconds.
+        exits: whether it is spared if its script has ended: then Spared is the answer.
     """
 
     worker: str
@@ -388,10 +389,10 @@ class Kill(Said, name="kill"):
 
 @dataclass(frozen=True)
 class PassOn(Said, name="pass_on"):
-    """A signal for the process of each worker that runs here, as somebody has sent it to the driver.
+    """Send a signal to each running worker here, as somebody has sent it to the driver.
 
     Attributes:
-        signal: its number.
+        signal: number of the signal.
     """
 
     signal: int
@@ -399,27 +400,27 @@ class PassOn(Said, name="pass_on"):
 
 @dataclass(frozen=True)
 class KillAll(Said, name="kill_all"):
-    """SIGKILL now to all that is left of all workers."""
+    """Send SIGKILL now to all remaining processes of all workers."""
 
 
 @dataclass(frozen=True)
 class Labels(Said, name="labels"):
-    """From now on this stands in the prefix of the workers' output."""
+    """Set the labels in the prefix of the workers' output."""
 
     labels: dict[str, str]
 
 
 @dataclass(frozen=True)
 class WarmUp(Said, name="warm_up"):
-    """Later workers may be forked from a warmed process."""
+    """Allow later workers to be forked from a warmed process."""
 
 
 @dataclass(frozen=True)
 class Prepare(Said, name="prepare"):
-    """Workers like this may be started here soon: import what they import. Answered by Prepared.
+    """Prepare for workers like this, which may be started here soon: import what they import. Answered by Prepared.
 
     Attributes:
-        command, env: see Start; the variables of a worker's place are not looked at.
+        command, env: as in Start; the variables of a worker's place are ignored.
     """
 
     command: list[OsText]
@@ -428,14 +429,14 @@ class Prepare(Said, name="prepare"):
 
 @dataclass(frozen=True)
 class Round(Said, name="round"):
-    """A round has begun: keys of the one before are gone. Comes to all agents, members on their host or not."""
+    """A round has begun: drop the keys of the one before. Sent to all agents, with members on their host or not."""
 
     round_id: int
 
 
 @dataclass(frozen=True)
 class Reply(Said, name="reply"):
-    """The answer to the request of a Ready."""
+    """The answer to the request in a Ready."""
 
     worker: str
     reply: NextRoundReply
@@ -443,7 +444,7 @@ class Reply(Said, name="reply"):
 
 @dataclass(frozen=True)
 class RoundRefused(Said, name="round_refused"):
-    """The other answer: the request of a Ready cannot be."""
+    """The other answer: the request in a Ready is rejected."""
 
     worker: str
     why: str
@@ -451,7 +452,7 @@ class RoundRefused(Said, name="round_refused"):
 
 @dataclass(frozen=True)
 class NoticeSet(Said, name="notice"):
-    """The present notice, a level. Sent after a welcome, too."""
+    """The current notice, a level. Also sent after a welcome."""
 
     notice: Notice
 
@@ -467,7 +468,7 @@ class Answer(Said, name="answer"):
 
 @dataclass(frozen=True)
 class Value(Said, name="value"):
-    """A key of the present round that was wanted."""
+    """A wanted key of the current round."""
 
     round_id: int
     scope: str
@@ -477,7 +478,7 @@ class Value(Said, name="value"):
 
 @dataclass(frozen=True)
 class Values(Said, name="values"):
-    """All keys of a scope, packed (:mod:`~elastic_driver.rendezvous.entries`), as many as were wanted or more."""
+    """All keys of a scope, packed (:mod:`~elastic_driver.rendezvous.entries`): at least as many as were wanted."""
 
     round_id: int
     scope: str
@@ -486,15 +487,15 @@ class Values(Said, name="values"):
 
 @dataclass(frozen=True)
 class Listen(Said, name="listen"):
-    """For a check of the network: listen where workers would. Answered by Listening. Takes the place of an earlier one.
+    """For a network check: listen where workers would. Answered by Listening. Replaces an earlier one.
 
     Attributes:
         check: number of the check.
-        host: its host's name in the job, which it proves to whom it answers.
-        secret: of the check, in hexadecimal digits; who does not have it is a stranger.
-        address: where to listen.
-        ports: first and last port that may be taken; empty for any.
-        limit_s: for how long at most, seconds.
+        host: its host's name in the job, which it proves to each peer.
+        secret: of the check, in hexadecimal digits; a peer without it is a stranger.
+        address: the address to listen on.
+        ports: first and last port allowed; empty for any.
+        limit_s: time limit, seconds.
     """
 
     check: int
@@ -507,16 +508,16 @@ class Listen(Said, name="listen"):
 
 @dataclass(frozen=True)
 class Probe(Said, name="probe"):
-    """Look whether agents that listen for a check can be reached, and how fast. Answered by Probed, once for all.
+    """Measure whether agents that listen for a check can be reached, and how fast. Answered by one Probed for all.
 
     Attributes:
-        check: that it belongs to.
-        number: of this probe; the Probed has it.
-        addresses: where they listen, by host.
-        ports: likewise.
-        burst_bytes: at most so many are sent each way to see how fast they get there; 0 for none.
-        burst_s: for so long at most each way, seconds.
-        limit_s: how long all that may take for one host, seconds.
+        check: number of the check.
+        number: number of this probe, repeated in the Probed.
+        addresses: the agents' addresses, by host.
+        ports: their ports, by host.
+        burst_bytes: most bytes sent each way to measure the bandwidth; 0 for none.
+        burst_s: longest time of that each way, seconds.
+        limit_s: time limit for one host, seconds.
     """
 
     check: int
@@ -530,19 +531,19 @@ class Probe(Said, name="probe"):
 
 @dataclass(frozen=True)
 class Unlisten(Said, name="unlisten"):
-    """The check is over."""
+    """Stop listening: the check is over."""
 
     check: int
 
 
 @dataclass(frozen=True)
 class HoldPort(Said, name="hold_port"):
-    """Keep a port from all others, for rank 0 of a generation of workers. Answered by PortHeld.
+    """Reserve a port for rank 0 of a generation of workers. Answered by PortHeld.
 
     Attributes:
         generation: number of the generation.
-        ports: first and last port that may be taken; empty for any.
-        round_id: its round, for another driver that has to know whose port that is.
+        ports: first and last port allowed; empty for any.
+        round_id: its round, from which a later driver knows whose port it is.
     """
 
     generation: int
@@ -552,18 +553,18 @@ class HoldPort(Said, name="hold_port"):
 
 @dataclass(frozen=True)
 class LetGo(Said, name="let_go"):
-    """The port of that generation is no longer needed."""
+    """Release the port of that generation."""
 
     generation: int
 
 
 @dataclass(frozen=True)
 class TakeStacks(Said, name="stacks"):
-    """Take the stacks of these workers, or of all that run. Answered by Stacked for each, and StacksTold.
+    """Take the stacks of these workers, or of all that run. Answered by Stacked for each, then StacksTold.
 
     Attributes:
-        number: of the question; the answers have it.
-        workers: which; empty for all.
+        number: number of the request, repeated in the answers.
+        workers: the workers; empty for all.
     """
 
     number: int
@@ -572,12 +573,12 @@ class TakeStacks(Said, name="stacks"):
 
 @dataclass(frozen=True)
 class Close(Said, name="close"):
-    """Kill what still runs, pass on what it has written, say Bye, and end.
+    """Kill what still runs, forward its output, send Bye, and end.
 
     Attributes:
-        exit_code: of the job, which is over; -1 where it goes on without this host.
-        why: the job is over, in words.
-        preempted: whether the driver was sent SIGTERM, and may be started again elsewhere.
+        exit_code: of the job, which is over; -1 if it continues without this host.
+        why: why the job is over, in words.
+        preempted: whether the driver was sent SIGTERM, and may be restarted elsewhere.
     """
 
     exit_code: int = -1
@@ -589,24 +590,24 @@ class Close(Said, name="close"):
 
 
 class WorkerPhase(StrEnum):
-    """How far a worker is, as its agent knows it."""
+    """The state of a worker, as its agent knows it."""
 
-    ORDERED = "ordered"  # its Start was taken; no process of it runs yet
+    ORDERED = "ordered"  # its Start was received; no process of it runs yet
     RUNS = "runs"
-    ENDED = "ended"  # dead, or never started; how comes by a message of its own, or was kept before
+    ENDED = "ended"  # dead, or never started; another message says how, or was kept before
 
 
 @dataclass(frozen=True)
 class WorkerLevel:
-    """A worker of which its agent has anything left, also one that has ended.
+    """A worker of which the agent still knows something, even one that has ended.
 
     Attributes:
-        worker: which.
-        phase: how far it is.
-        pid: of its process; 0 for none.
-        label: what stands in the prefix of its output.
-        rank: for which it was started; -1 where nothing is left of it but its end.
-        leaving: whether it has said that nothing more is heard of it.
+        worker: the worker.
+        phase: its state.
+        pid: its process id; 0 for none.
+        label: label in the prefix of its output.
+        rank: the rank it was started for; -1 if only its end is known.
+        leaving: whether it has reported that it will send nothing more.
         exiting: whether it runs its exit handlers.
     """
 
@@ -621,11 +622,11 @@ class WorkerLevel:
 
 @dataclass(frozen=True)
 class PortLevel:
-    """A port that an agent holds, see HoldPort.
+    """A port that an agent has reserved (HoldPort).
 
     Attributes:
-        generation, round_id: for whom.
-        port: which.
+        generation, round_id: the generation it is for.
+        port: the port.
     """
 
     generation: Annotated[int, Within(1, 1 << 53)]
@@ -635,20 +636,20 @@ class PortLevel:
 
 @dataclass(frozen=True)
 class Levels(Said, name="levels"):
-    """All that the agent knows of its workers' processes, and of what it was told. Its first message to a driver that
-    has come in the place of another.
+    """The agent's full state: its workers' processes, and its orders. Its first message to a driver that has replaced
+    another.
 
-    Behind it comes, as ordinary messages, in this order: the last Running of each worker in the present round; each
-    Ready that is open; OnDisc; Warmed, Prepared; Leaves; Put of all keys of the present round that workers here have
-    set; Wants and Asks that are open, under their numbers; and then what was said before and no driver has kept.
+    These ordinary messages follow, in this order: the last Running of each worker in the current round; each open
+    Ready; OnDisc; Warmed, Prepared; Leaves; Put of all keys of the current round set by workers here; open Wants and
+    Asks, under their numbers; and then earlier messages that no driver has kept.
 
     Attributes:
-        workers: all that there are.
-        round_id: the last round that it was told of; 0 for none.
-        notice_version: of the last notice that a driver has told it of; 0 for none. That the job is over does not
-            count: a driver may die while it ends the job, and its journal says nothing of that.
-        alone_s: for how long it had not heard of a driver, seconds.
-        held: the ports that it holds for workers.
+        workers: all workers.
+        round_id: the last round it was notified of; 0 for none.
+        notice_version: version of the last notice it received; 0 for none. The job's end does not count: a driver may
+            die while it ends the job, without a record in its journal.
+        alone_s: how long it had no contact with a driver, seconds.
+        held: the ports that it has reserved for workers.
     """
 
     workers: list[WorkerLevel]
@@ -663,10 +664,10 @@ class Started(Said, name="started"):
     """A worker's process runs.
 
     Attributes:
-        worker: whose.
-        pid: its id.
-        script: the path of the file that its command runs, as far as it names one; else "".
-        digest: SHA-256 of what is in it, in hexadecimal digits; "" where that cannot be read.
+        worker: the worker.
+        pid: its process id.
+        script: path of the file that its command runs, if it names one; else "".
+        digest: SHA-256 of that file, in hexadecimal digits; "" if it cannot be read.
     """
 
     worker: str
@@ -677,7 +678,7 @@ class Started(Said, name="started"):
 
 @dataclass(frozen=True)
 class InputTaken(Said, name="input_taken"):
-    """So many bytes of its Input are in the worker's terminal or pipe, or nobody reads them any more."""
+    """This many bytes of its Input are in the worker's terminal or pipe, or nobody reads them any more."""
 
     worker: str
     size: int
@@ -685,7 +686,7 @@ class InputTaken(Said, name="input_taken"):
 
 @dataclass(frozen=True)
 class Shown(Said, name="shown"):
-    """What a worker has written to its terminal, as it is. The same comes by Output, in lines."""
+    """Raw output of a worker to its terminal. Output carries the same in lines."""
 
     worker: str
     blob: bytes
@@ -700,7 +701,7 @@ class Interrupted(Said, name="interrupted", lasts=True):
 
 @dataclass(frozen=True)
 class NotStarted(Said, name="not_started", lasts=True):
-    """It could not be started. ``bad_command``: nor could it anywhere else."""
+    """The worker could not be started. ``bad_command``: it could not be started anywhere."""
 
     worker: str
     error: str
@@ -709,11 +710,11 @@ class NotStarted(Said, name="not_started", lasts=True):
 
 @dataclass(frozen=True)
 class Dying(Said, name="dying", lasts=True):
-    """A worker is about to end, and not well. ``returncode`` is null when that is not known yet, ``how`` in words.
+    """A worker is about to fail. ``returncode`` is null if not known yet; ``how`` describes the end in words.
 
-    ``error_file`` is what it has written into its error file; "" for nothing. ``error_age_s``: how long ago it wrote
-    that; null for nothing. ``note``: what else is known of its end. ``error_at``: when it wrote that, by the machine's
-    CLOCK_BOOTTIME: it says the same when this is said again.
+    ``error_file``: content of its error file; "" for none. ``error_age_s``: how long ago it was written; null for none.
+    ``note``: further facts about its end. ``error_at``: when it was written, by the machine's CLOCK_BOOTTIME, so that
+    it stays valid when the message is sent again.
     """
 
     worker: str
@@ -728,9 +729,9 @@ class Dying(Said, name="dying", lasts=True):
 
 @dataclass(frozen=True)
 class Exited(Said, name="exited", lasts=True):
-    """A worker's process is dead. Its output until then has been sent, unless the driver does not take it.
+    """A worker's process is dead. Its output until then has been sent, unless the driver does not accept it.
 
-    ``error_file``, ``error_age_s``, ``note``, ``error_at``: see Dying.
+    ``error_file``, ``error_age_s``, ``note``, ``error_at``: as in Dying.
     """
 
     worker: str
@@ -744,21 +745,21 @@ class Exited(Said, name="exited", lasts=True):
 
 @dataclass(frozen=True)
 class Finished(Said, name="finished", lasts=True):
-    """All that a dead worker had started is gone, and its output is read to the end. Nothing more comes of it."""
+    """All descendants of a dead worker are gone, and its output is read to the end. This is its last message."""
 
     worker: str
 
 
 @dataclass(frozen=True)
 class Spared(Said, name="spared", lasts=True):
-    """See Kill.exits."""
+    """A worker was not killed, because its script has ended (Kill.exits)."""
 
     worker: str
 
 
 @dataclass(frozen=True)
 class Output(Said, name="output", lasts=True):
-    """Whole lines that a worker has written, prefix and newline included. ``stream``: "stdout" or "stderr"."""
+    """Whole lines written by a worker, with prefix and newline. ``stream``: "stdout" or "stderr"."""
 
     worker: str
     stream: str
@@ -767,14 +768,14 @@ class Output(Said, name="output", lasts=True):
 
 @dataclass(frozen=True)
 class Redrawn(Said, name="redrawn"):
-    """What a line shows now that a worker redraws (a progress bar). The last of it comes by Output.
+    """The current state of a line that a worker redraws (a progress bar). Output carries its last state.
 
     Attributes:
-        worker: whose.
+        worker: the worker.
         stream: "stdout" or "stderr".
-        label: what stands in the prefix.
+        label: label in the prefix.
         is_line: whether files and pipes get it as a line.
-        blob: that line, prefix and newline included; empty where there is no such line any more.
+        blob: the line, with prefix and newline; empty if it is gone.
     """
 
     worker: str
@@ -786,7 +787,7 @@ class Redrawn(Said, name="redrawn"):
 
 @dataclass(frozen=True)
 class Ready(Said, name="ready"):
-    """A worker asks for its round. Sent again only when it says something else."""
+    """A worker asks for its round. Sent again only if the request changes."""
 
     request: NextRoundRequest
 
@@ -800,12 +801,12 @@ class Running(Said, name="running"):
 
 @dataclass(frozen=True)
 class Heard(Said, name="heard"):
-    """Which workers were heard since this was said last.
+    """The workers that sent a heartbeat since the last Heard.
 
     Attributes:
-        workers: by worker: its progress, and whether it waits for others.
-        leaving: of these, who has said that nothing more is heard of it.
-        exiting: of these, who runs its exit handlers.
+        workers: for each worker: its progress, and whether it waits for others.
+        leaving: of these, the workers that will send nothing more.
+        exiting: of these, the workers that run their exit handlers.
     """
 
     workers: dict[str, tuple[int, bool]]
@@ -815,21 +816,21 @@ class Heard(Said, name="heard"):
 
 @dataclass(frozen=True)
 class VitalsSeen(Said, name="vitals"):
-    """Looks at workers, by worker. Rows: a driver of thousands hears of each once a second."""
+    """The vitals of workers. Encoded as rows: a driver of thousands receives each once a second."""
 
     workers: dict[str, Annotated[Vitals, ROW]]
 
 
 @dataclass(frozen=True)
 class FiguresSeen(Said, name="figures"):
-    """What trainings have reported of themselves, by worker and name: what is new. null: NaN, or infinite."""
+    """New figures that trainings have reported, by worker and name. null: NaN or infinite."""
 
     workers: dict[str, Annotated[dict[str, float | None], Within(0, MOST_NAMES)]]
 
 
 @dataclass(frozen=True)
 class NoFigures(Said, name="no_figures", lasts=True):
-    """A worker has reported what is no figure: said of one of a host."""
+    """A worker has reported something that is not a figure; sent for one worker of a host."""
 
     worker: str
     why: str
@@ -837,14 +838,14 @@ class NoFigures(Said, name="no_figures", lasts=True):
 
 @dataclass(frozen=True)
 class GpusSeen(Said, name="gpus"):
-    """A look at the GPUs of the host."""
+    """A reading of the host's GPUs."""
 
     look: GpuLook
 
 
 @dataclass(frozen=True)
 class OnDisc(Said, name="on_disc"):
-    """What a worker says of its commits on disc."""
+    """A worker's report on its commits on disk."""
 
     worker: str
     disc: DiscReport
@@ -855,11 +856,11 @@ class Ask(Said, name="ask"):
     """A worker's request that the driver itself answers: leave, status, publish, outcome, call, store.
 
     Attributes:
-        number: of the request; the Answer has it.
-        worker: who asks, and has proven it to the agent.
+        number: number of the request, repeated in the Answer.
+        worker: the worker, which the agent has authenticated.
         what: name of the route.
-        path: what stands behind the name, part by part.
-        blob: its body.
+        path: parts of the path after that name.
+        blob: the request's body.
     """
 
     number: int
@@ -871,7 +872,7 @@ class Ask(Said, name="ask"):
 
 @dataclass(frozen=True)
 class Put(Said, name="put"):
-    """A worker sets a key of the present round."""
+    """A worker sets a key of the current round."""
 
     round_id: int
     scope: str
@@ -881,8 +882,8 @@ class Put(Said, name="put"):
 
 @dataclass(frozen=True)
 class Want(Said, name="want"):
-    """Workers wait for a key (then ``count`` is 0), or for as many keys of the scope. Answered by Value or Values, if
-    ever; said once for all workers of the host.
+    """Workers wait for a key (then ``count`` is 0), or for that many keys of the scope. Answered by Value or Values, if
+    ever; sent once for all workers of the host.
     """
 
     round_id: int
@@ -893,12 +894,12 @@ class Want(Said, name="want"):
 
 @dataclass(frozen=True)
 class Prepared(Said, name="prepared"):
-    """It is known whether workers can be forked here (then Warmed has come before), or start afresh."""
+    """The agent knows whether workers can be forked here (then Warmed came before) or have to start afresh."""
 
 
 @dataclass(frozen=True)
 class Warmed(Said, name="warmed"):
-    """Workers can be forked from now on: the warmed process's id, and the seconds that it took."""
+    """Workers can be forked from now on: the warmed process's id, and the seconds that warming took."""
 
     pid: int
     took_s: float
@@ -906,7 +907,7 @@ class Warmed(Said, name="warmed"):
 
 @dataclass(frozen=True)
 class Warning(Said, name="warning", lasts=True):
-    """Something that the user should look at."""
+    """A warning for the user."""
 
     text: str
 
@@ -925,9 +926,9 @@ class Probed(Said, name="probed"):
     """The answer to a Probe. Each host is in ``rtt_s`` or in ``failures``.
 
     Attributes:
-        number: of the probe.
+        number: number of the probe.
         rtt_s: by host: the shortest round trip, seconds.
-        speeds: by host: bytes a second there, and from there; only where both were measured.
+        speeds: by host: bytes a second to it, and from it; only if both were measured.
         failures: by host: why it cannot be reached, in words.
     """
 
@@ -939,16 +940,16 @@ class Probed(Said, name="probed"):
 
 @dataclass(frozen=True)
 class Stacked(Said, name="stacked"):
-    """Where a worker is.
+    """The stacks of a worker.
 
     Attributes:
-        number: of the TakeStacks.
-        worker: which.
-        pid: of its process.
-        state: the letter that the kernel has for it; "" when it is gone.
-        reason: why there are no stacks; "" where ``blob`` is their text.
-        syscall, wchan: of its main thread: the number of the system call, and where in the kernel it sleeps; "" where
-            that is not known.
+        number: number of the TakeStacks.
+        worker: the worker.
+        pid: its process id.
+        state: the kernel's letter for its state; "" if it is gone.
+        reason: why there are no stacks; "" if ``blob`` is their text.
+        syscall, wchan: of its main thread: the number of the system call, and where it sleeps in the kernel; "" if
+            unknown.
     """
 
     number: int
@@ -963,7 +964,7 @@ class Stacked(Said, name="stacked"):
 
 @dataclass(frozen=True)
 class StacksTold(Said, name="stacks_told"):
-    """All that there was to be told of that TakeStacks."""
+    """All answers to that TakeStacks were sent."""
 
     number: int
 
@@ -979,12 +980,11 @@ class PortHeld(Said, name="port_held"):
 
 @dataclass(frozen=True)
 class Leaves(Said, name="leaves"):
-    """The host is to leave the job as if drained. Close comes when its last worker has ended.
+    """The host has to leave the job as if drained. Close follows when its last worker has ended.
 
     Attributes:
-        why: in words.
-        within_s: the seconds that are left until its machine is gone; None when nobody has said. Said again when less
-            are left than was said.
+        why: the reason, in words.
+        within_s: seconds until its machine is gone; None if unknown. Sent again if less time is left than was reported.
     """
 
     why: str

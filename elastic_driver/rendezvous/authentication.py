@@ -1,22 +1,22 @@
-"""How two ends of a connection prove to each other that they hold the same key: one exchange of three messages.
+"""How both ends of a connection prove to each other that they hold the same key: an exchange of three messages.
 
-Owns their bytes, and what is authenticated. Pure: knows no socket, clock or random source; who listens and who dials
-bring the bytes here and carry what they get.
+Owns their bytes, and what they authenticate. Pure: knows no socket, clock or random source; both ends pass the bytes in
+and send what they get.
 
     client                                                      driver
     magic, name, CLIENT_NONCE                ──────────►
                                              ◄──────────        DRIVER_NONCE, MAC of the driver
     MAC of the client                        ──────────►
 
-Over TCP this goes inside TLS. Both MACs cover the certificate: the driver takes its own, the client the one that it was
-shown. So whoever stands between them with a TLS of his own on each side can pass these messages on and gains nothing:
-the driver's MAC is over a certificate that the client has not seen. They cover both nonces and the name, too, and each
-end has a label of its own, so that nothing said once, or to somebody else, or by the other end, is of any use again.
+Over TCP this runs inside TLS. Both MACs cover the certificate: the driver uses its own, the client the one it was
+shown. A man in the middle with his own TLS on each side can forward these messages but gains nothing: the driver's MAC
+covers a certificate that the client has not seen. The MACs also cover both nonces and the name, and each end has its
+own label, so that no message can be replayed, redirected or reflected.
 
-On a unix socket the kernel has named both ends' user already: the client sends magic and name, and goes on at once.
+On a Unix socket the kernel has already named both ends' users: the client sends magic and name, and continues at once.
 
-A name is printable ASCII: ``str()`` of an :class:`~elastic_driver.rendezvous.credentials.Identity`, or what a probe
-looks for.
+A name is printable ASCII: ``str()`` of an :class:`~elastic_driver.rendezvous.credentials.Identity`, or the target of a
+probe.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 
 from elastic_driver.errors import RendezvousProtocolError
 
-# Neither HTTP nor TLS nor STUN begins so, and no browser can be made to send it. The last byte is the version.
+# Neither HTTP nor TLS nor STUN begins like this, and no browser can be made to send it. The last byte is the version.
 MAGIC = b"\x00ED\x01"
 NONCE_BYTES = 32
-NO_CERTIFICATE = bytes(32)  # in the place of a certificate's SHA-256 where there is no TLS
+NO_CERTIFICATE = bytes(32)  # stands in for a certificate's SHA-256 where there is no TLS
 
 MAC_BYTES = 32
 _MOST_NAME_BYTES = 512
@@ -43,13 +43,13 @@ _NO_PROOF = "what answers there does not prove to be this job's driver"
 
 
 def opening(name: str) -> bytes:
-    """What a client sends first; on a unix socket all that it sends.
+    """Return a client's first message; on a Unix socket its only one.
 
     Args:
-        name: who it is: printable ASCII, 1 to 512 characters.
+        name: the client's name: printable ASCII, 1 to 512 characters.
 
     Raises:
-        ValueError: this is no name.
+        ValueError: the name is malformed.
     """
     if not 1 <= len(name) <= _MOST_NAME_BYTES:
         raise ValueError(f"a name has 1 to {_MOST_NAME_BYTES} characters, this one {len(name)}")
@@ -60,12 +60,12 @@ def opening(name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client has said first.
+    """A client's first message.
 
     Attributes:
-        name: who it says it is.
-        nonce: its; empty on a unix socket.
-        size: how many bytes that took.
+        name: the name that the client claims.
+        nonce: the client's nonce; empty on a Unix socket.
+        size: length of the message in bytes.
     """
 
     name: str
@@ -74,14 +74,14 @@ class Request:
 
 
 def read_request(received: bytes | bytearray, *, has_nonce: bool = True) -> Request | None:
-    """The request with which what was received begins; None while some of it is missing.
+    """Decode the request at the start of the received bytes; return None while it is incomplete.
 
     Args:
-        received: from the connection's first byte on; what follows the request is not looked at.
-        has_nonce: False on a unix socket.
+        received: all bytes from the connection's first on; those after the request are ignored.
+        has_nonce: False on a Unix socket.
 
     Raises:
-        RendezvousProtocolError: it is none, which shows as early as possible.
+        RendezvousProtocolError: it is not a request; raised as early as possible.
     """
     if not MAGIC.startswith(received[: len(MAGIC)]):
         other = " of another version" if received[: len(MAGIC) - 1] == MAGIC[:-1] else ""
@@ -96,25 +96,25 @@ def read_request(received: bytes | bytearray, *, has_nonce: bool = True) -> Requ
     if len(received) < size:
         return None
     name = received[start : start + length].decode("latin-1")
-    if not _is_printable_ascii(name):  # else it would move the cursor of whoever reads a log
+    if not _is_printable_ascii(name):  # control characters could move the cursor of a log's reader
         raise RendezvousProtocolError("cannot read request: the name is not printable ASCII")
     return Request(name, bytes(received[start + length : size]), size)
 
 
 class Challenge:
-    """The driver's part, once it has a request of somebody whose key it knows.
+    """The driver's part, once it has a request from an identity whose key it knows.
 
     Args:
-        request: the client's.
-        key: which both hold, 32 bytes.
+        request: the client's request.
+        key: the shared key, 32 bytes.
         certificate: SHA-256 of the driver's own certificate in DER; NO_CERTIFICATE without TLS.
         nonce: NONCE_BYTES that were never used before.
 
     Raises:
-        ValueError: one of them has another length, the request no nonce.
+        ValueError: one of them has a wrong length, or the request has no nonce.
 
     Attributes:
-        message: for the client.
+        message: the challenge to send to the client.
     """
 
     __slots__ = ("_expected", "message")
@@ -125,7 +125,7 @@ class Challenge:
         self._expected = _mac(key, _CLIENT, *covered)
 
     def accepts(self, response: bytes) -> bool:
-        """Whether the client has proven that it holds the key; how long that takes does not tell what is wrong.
+        """Return whether the client has proven that it holds the key, in constant time.
 
         Args:
             response: MAC_BYTES.
@@ -134,22 +134,24 @@ class Challenge:
 
 
 def refusal(text: str) -> bytes:
-    """What a client is answered instead of a challenge. It may not believe it, for anybody can say so.
+    """Encode a refusal, sent instead of a challenge. Clients must not trust it: anybody can send it.
 
     Args:
-        text: why; cut at 300 bytes.
+        text: the reason; cut at 300 bytes.
     """
     encoded = text.encode(errors="replace")[:_MOST_TEXT_BYTES].decode(errors="ignore").encode()
     return bytes([_REFUSAL]) + len(encoded).to_bytes(2, "big") + encoded
 
 
 def is_refusal(answer: bytes | bytearray) -> bool:
-    """Whether what was received so far begins a :func:`refusal`."""
+    """Return whether the bytes received so far begin a :func:`refusal`."""
     return answer[:1] == bytes([_REFUSAL])
 
 
 def read_refusal(answer: bytes | bytearray) -> str:
-    """The text of a :func:`refusal`, with ``?`` for what cannot be printed; "" where it is none. It may be cut off."""
+    """Return the text of a :func:`refusal`, with ``?`` for unprintable characters; "" if it is not one. It may be
+    truncated.
+    """
     if not is_refusal(answer):
         return ""
     text = bytes(answer[_REFUSAL_BYTES : _REFUSAL_BYTES + _MOST_TEXT_BYTES]).decode(errors="replace")
@@ -157,11 +159,11 @@ def read_refusal(answer: bytes | bytearray) -> str:
 
 
 class RefusedAuthenticationError(RendezvousProtocolError):
-    """Whoever answers has refused, in these words; it may be anybody."""
+    """The server has refused, with this text; it may be anybody."""
 
 
 class OtherKeyError(RendezvousProtocolError):
-    """Whoever answers has another key than this process, or shows another's certificate."""
+    """The server has another key than this process, or shows another's certificate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +171,9 @@ class Proof:
     """The client's part.
 
     Attributes:
-        name: who it is.
-        key: which both hold, 32 bytes.
-        certificate: SHA-256 of the certificate in DER that it was shown; NO_CERTIFICATE without TLS.
+        name: the client's name.
+        key: the shared key, 32 bytes.
+        certificate: SHA-256 in DER of the certificate it was shown; NO_CERTIFICATE without TLS.
         nonce: NONCE_BYTES that were never used before.
     """
 
@@ -182,19 +184,19 @@ class Proof:
 
     @property
     def request(self) -> bytes:
-        """What it sends first."""
+        """The client's first message."""
         return opening(self.name) + self.nonce
 
     def missing(self, answer: bytes | bytearray) -> int:
-        """How many bytes of the driver's answer have to be read still; 0 when it is whole.
+        """Return how many bytes of the driver's answer are still missing; 0 if it is complete.
 
         Args:
-            answer: what was received so far; at most as much as was said to be missing.
+            answer: the bytes received so far; never more than were missing.
 
         Raises:
-            RendezvousProtocolError: it is none.
+            RendezvousProtocolError: it is not an answer.
         """
-        if len(answer) < _REFUSAL_BYTES:  # of which no answer has less
+        if len(answer) < _REFUSAL_BYTES:  # no answer is shorter
             return _REFUSAL_BYTES - len(answer)
         length = int.from_bytes(answer[1:_REFUSAL_BYTES], "big")
         if answer[0] == _CHALLENGE:
@@ -208,15 +210,16 @@ class Proof:
         return size - len(answer)
 
     def response(self, answer: bytes | bytearray) -> bytes:
-        """What proves the client to the driver, once the driver has proven itself.
+        """Verify the driver's proof and return the client's.
 
         Args:
-            answer: the driver's, whole.
+            answer: the driver's complete answer.
 
         Raises:
             RefusedAuthenticationError: it is a refusal.
-            OtherKeyError: whoever answers does not hold the key, or another certificate was shown than its.
-            RendezvousProtocolError: it is no answer.
+            OtherKeyError: the server does not hold the key, or the client was shown another certificate than the
+                server's.
+            RendezvousProtocolError: it is not an answer.
         """
         if self.missing(answer):
             raise RendezvousProtocolError(_NO_PROOF)
@@ -234,8 +237,8 @@ def _is_printable_ascii(text: str) -> bool:
 
 
 def _mac(key: bytes, label: bytes, name: str, certificate: bytes, *nonces: bytes) -> bytes:
-    # Nothing stands between the parts: only the last has no fixed length. And to HMAC a short key is one with zeros
-    # behind it, none at all that of a service without a token.
+    # The parts need no separators: only the last has no fixed length. Lengths are checked because HMAC pads a short key
+    # with zeros: an empty one would equal that of a service without a token.
     if any(len(each) != MAC_BYTES for each in (key, certificate, *nonces)):
         raise ValueError(f"a key, the SHA-256 of a certificate and a nonce have {MAC_BYTES} bytes")
     return hmac.digest(key, label + b"\0" + certificate + b"".join(nonces) + name.encode(), "sha256")

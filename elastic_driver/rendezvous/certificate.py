@@ -1,8 +1,8 @@
-"""The driver's certificate: made for one job, known by its fingerprint, signed by nobody.
+"""The driver's certificate: made for one job, self-signed, identified by its fingerprint.
 
-Owns how it is made, and how each end has TLS use it. Nobody vouches for it. Who connects has its fingerprint from
-whoever gave it the driver's address (:mod:`~elastic_driver.rendezvous.driver_url`), and looks at that before it says
-anything; or has a key whose proof covers the fingerprint (:mod:`~elastic_driver.rendezvous.authentication`).
+Owns how it is made and how both ends configure TLS. No authority vouches for it. A client gets its fingerprint together
+with the driver's address (:mod:`~elastic_driver.rendezvous.driver_url`) and checks it before it sends anything; or the
+client has a key, and the proof of that covers the fingerprint (:mod:`~elastic_driver.rendezvous.authentication`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Self
 
 from elastic_driver.system.kernel import memory_file
 
-# Nobody looks at its dates; a clock that is wrong must not matter to a library that does.
+# Nobody of ours checks its dates; for a library that does, a wrong clock must not matter.
 _AGE, _LIFE = datetime.timedelta(days=365), datetime.timedelta(days=36500)
 
 
@@ -35,8 +35,8 @@ class Certificate:
 
     @classmethod
     def new(cls) -> Self:
-        """One with a key of its own (ECDSA on P-256)."""
-        # Late: workers import this module, and have no use for these.
+        """Make a certificate with a new key (ECDSA on P-256)."""
+        # Imported late: workers import this module and need none of these.
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.hazmat.primitives.hashes import SHA256
@@ -62,10 +62,10 @@ class Certificate:
 
 
 def server_context(certificate: Certificate) -> ssl.SSLContext:
-    """For the driver's server."""
+    """Return the TLS context of the driver's server."""
     context = _tls_1_3(ssl.PROTOCOL_TLS_SERVER)
-    context.num_tickets = 0  # nobody of ours resumes a session, and a stranger would have them written
-    # OpenSSL reads files only. This one has no name, and no disc under it.
+    context.num_tickets = 0  # no client of ours resumes a session, and a stranger could make the server write tickets
+    # OpenSSL reads only files. This one has no name and is not on disk.
     descriptor = memory_file("elasticrun-certificate")
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:
@@ -77,8 +77,8 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
 
 
 def client_context() -> ssl.SSLContext:
-    """For whoever connects to the driver. It trusts anybody: :func:`has_fingerprint`, or an exchange that covers
-    :func:`fingerprint_of`, has to follow the handshake.
+    """Return the TLS context of a client of the driver. It accepts any certificate: after the handshake, check
+    :func:`has_fingerprint` or run an exchange that covers :func:`fingerprint_of`.
     """
     context = _tls_1_3(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -94,10 +94,10 @@ def _tls_1_3(protocol: int) -> ssl.SSLContext:
 
 
 def fingerprint_of(connection: ssl.SSLSocket | ssl.SSLObject) -> str:
-    """That of the certificate that was shown in the handshake, in hexadecimal digits."""
+    """Return the fingerprint of the certificate shown in the handshake, in hexadecimal digits."""
     return sha256(connection.getpeercert(binary_form=True) or b"").hexdigest()
 
 
 def has_fingerprint(connection: ssl.SSLSocket | ssl.SSLObject, fingerprint: str) -> bool:
-    """Whether this is the driver's certificate. To be asked after the handshake, before anything is said."""
+    """Return whether the peer has the driver's certificate. Check it after the handshake, before anything is sent."""
     return compare_digest(fingerprint_of(connection).encode(), fingerprint.lower().encode())

@@ -1,14 +1,14 @@
-"""A channel: messages between an agent and the driver, each taken once and in order, over one connection after another.
+"""A channel: messages between an agent and the driver, each delivered once and in order, across reconnects.
 
-Owns the numbers of messages, what the other end has not taken or kept yet, and when a frame is written. Who connects,
-proves itself and decides that the other end is lost is its owner's business. Used on the event loop only.
+Owns message numbers, the messages that the other end has not received or kept yet, and when a frame is written. Its
+owner connects, authenticates, and decides that the other end is lost. Used on the event loop only.
 
-What is sent in one turn of the loop goes into one frame. When a connection breaks, both ends keep what was not taken;
-on the next one each says what it has seen last, and the other goes on from there.
+All messages sent in one turn of the loop share a frame. When a connection breaks, both ends keep what was not
+acknowledged; on the next connection each reports the last number it has received, and the other resumes from there.
 
-Each end acknowledges two numbers. What it has *taken* is not sent to it again. What it has *kept* outlives it: of that
-nothing is lost when it dies. What is sent to last (``lasts``) is forgotten only when it is kept, so that it can be sent
-again to whoever comes after an end that has died, over another channel (:meth:`Channel.unkept`).
+Each end acknowledges two numbers. A *received* message (``seen``) is not sent to that end again. A *kept* message
+survives that end's death. A message sent with ``lasts`` is forgotten only once it is kept, so that it can be sent
+again, over another channel, to the successor of an end that has died (:meth:`Channel.unkept`).
 """
 
 from __future__ import annotations
@@ -24,34 +24,35 @@ from typing import Protocol, cast
 from elastic_driver.errors import RendezvousProtocolError, in_words
 from elastic_driver.rendezvous.frames import MAX_FRAME, Frame, FrameReader, Message, messages_in, pack_frame
 
-# How often each end says what it has seen, and so that it lives.
+# How often each end acknowledges, which also shows that it is alive.
 BEAT_S = 0.5
-# Of an end that says nothing for so long the kernel alone has to say that it lives: what we say would fill its buffers.
+# After this long without a word, only the other end's kernel is trusted to show that it lives: our beats would fill its
+# buffers.
 _QUIET_S = 5.0
-# As much is acknowledged at once: the other end may wait for it.
+# This many received bytes are acknowledged at once: the other end may be waiting for that.
 _SEEN_BYTES = 16 << 10
-# A frame grows no larger than this by being put together.
+# Messages are joined into one frame up to this size.
 _JOIN_BYTES = 1 << 20
-# Linux's struct tcp_info: eight bytes, then 32-bit numbers, then others. Of the first, tcpi_unacked is the 5th and
-# tcpi_sacked the 6th, tcpi_last_ack_recv the 13th, of 24; tcpi_bytes_acked is the third of the others.
+# Linux's struct tcp_info: eight bytes, then 24 32-bit numbers, then 64-bit ones. Of the 32-bit numbers tcpi_unacked is
+# the 5th, tcpi_sacked the 6th and tcpi_last_ack_recv the 13th; tcpi_bytes_acked is the third of the 64-bit ones.
 _IN_FLIGHT_AT, _LAST_ACK_AT, _BYTES_ACKED_AT = 8 + 4 * 4, 8 + 4 * 12, 8 + 4 * 24 + 8 * 2
 _INFO_BYTES = _BYTES_ACKED_AT + 8
 _LOOPBACK = "127.0.0.1"
-# As much counts at most for each time that is looked: who was stopped begins anew.
+# Each look counts for this much at most: after a freeze of this process the count must not jump.
 _MOST_A_LOOK_S = 1.0
 
 
 class FrameConnection(asyncio.Protocol):
-    """One connection, once it carries frames.
+    """A connection that carries frames.
 
     Args:
-        on_frame: takes a frame. What it raises of RendezvousProtocolError ends the connection.
-        on_lost: told once that the connection is gone, and why.
-        most: see FrameReader.
+        on_frame: handles a frame. A RendezvousProtocolError that it raises ends the connection.
+        on_lost: called once, with the reason, when the connection is gone.
+        most: largest frame accepted, in bytes.
 
     Attributes:
-        reader: of what comes.
-        heard_at: when something came last, by the loop's clock.
+        reader: decodes the incoming bytes.
+        heard_at: when bytes last arrived, by the loop's clock.
     """
 
     def __init__(
@@ -63,23 +64,23 @@ class FrameConnection(asyncio.Protocol):
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._lost = False
-        self._arrived: object = None  # what the other end had acknowledged when last looked
+        self._arrived: object = None  # the acknowledgements of the other end at the last look
         self._looked_at = self.heard_at
         self._in_vain_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
+        """Take the transport, and turn on keepalive probes."""
         self._transport = cast("asyncio.Transport", transport)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # The other end's kernel answers these, though its process be stopped.
+            # The other end's kernel answers these even while its process is stopped.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 120)):
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
+        """Decode the data and handle its frames."""
         if self._lost:
             return
         self.heard_at = asyncio.get_running_loop().time()
@@ -92,21 +93,21 @@ class FrameConnection(asyncio.Protocol):
             self.abort(str(error))
 
     def eof_received(self) -> bool:
-        """See asyncio.Protocol."""
+        """Close the connection when the other end does."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
+        """Report the loss to the owner."""
         self._tell("the connection was closed" if exc is None else f"the connection broke: {in_words(exc)}")
 
     def write(self, first: int, seen: int, kept: int, packed: list[bytes]) -> None:
-        """Sends one frame. Never blocks."""
+        """Write one frame. Never blocks."""
         if self._transport is not None and not self._lost:
             self._transport.write(pack_frame(first, seen, kept, packed))
 
     @property
     def ends(self) -> tuple[str, str]:
-        """Addresses of the other end, and of this one; "" where it has none. A unix socket's ends are on loopback."""
+        """Addresses of the other end and of this one; "" without one. A Unix socket has the loopback address."""
         names = [
             None if self._transport is None else self._transport.get_extra_info(of) for of in ("peername", "sockname")
         ]
@@ -114,30 +115,31 @@ class FrameConnection(asyncio.Protocol):
         if sock is not None and sock.family == socket.AF_UNIX:
             return _LOOPBACK, _LOOPBACK
         peer, ours = (str(name[0]) if isinstance(name, tuple) else "" for name in names)
-        # An IPv4 peer of a socket that takes both looks like this.
+        # An IPv4 peer of a dual-stack socket looks like this.
         return peer.removeprefix("::ffff:"), ours.removeprefix("::ffff:")
 
     @property
     def unacknowledged_s(self) -> float:
-        """For how long the other end's kernel has acknowledged nothing; 0 where that cannot be known."""
+        """Seconds since the other end's kernel last acknowledged anything; 0 where the kernel does not report it."""
         info = self._info(_LAST_ACK_AT + 4)
         return 0.0 if info is None else float(struct.unpack_from("=I", info, _LAST_ACK_AT)[0]) / 1000
 
     @property
     def unheard_s(self) -> float:
-        """For how long this connection has not worked both ways; 0 where that cannot be known.
+        """Seconds for which this connection has failed in at least one direction; 0 where the kernel does not report
+        it.
 
-        Nothing has come and nothing was acknowledged; or nothing of what was sent has arrived, though the other end
-        may still be heard: what nobody acknowledges it sends again, ever more seldom. To be asked about each half
-        second, since the latter is known from what has changed.
+        Either nothing arrived and nothing was acknowledged; or nothing of what was sent has arrived, although the other
+        end may still be heard (it retransmits what nobody acknowledges, ever more rarely). Read this every half second:
+        the second case is measured from read to read.
         """
         now = asyncio.get_running_loop().time()
         return max(min(now - self.heard_at, self.unacknowledged_s), self._look_at_arrivals(now))
 
     def _look_at_arrivals(self, now: float) -> float:
-        """For how long something has been on the way, and nothing of it has arrived.
+        """Return for how many seconds data has been in flight with none of it arriving.
 
-        What waits for the other end's buffers is not on the way.
+        Data that waits for room in the other end's buffers is not in flight.
         """
         since, self._looked_at = self._looked_at, now
         before, info = self._arrived, self._info(_INFO_BYTES)
@@ -152,7 +154,7 @@ class FrameConnection(asyncio.Protocol):
         return self._in_vain_s
 
     def _info(self, size: int) -> bytes | None:
-        """So much of what the kernel tells of the connection; None when it tells less."""
+        """Return this many bytes of the kernel's TCP_INFO; None if it has fewer."""
         sock = None if self._transport is None else self._transport.get_extra_info("socket")
         if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
             return None
@@ -163,13 +165,13 @@ class FrameConnection(asyncio.Protocol):
         return info if len(info) == size else None
 
     def abort(self, why: str) -> None:
-        """Cuts the connection, at once."""
+        """Cut the connection at once."""
         self._tell(why)
         if self._transport is not None:
             self._transport.abort()
 
     def finish(self, why: str) -> None:
-        """Closes the connection behind what is written already."""
+        """Close the connection after what is already written."""
         self._tell(why)
         if self._transport is not None:
             self._transport.close()
@@ -181,10 +183,10 @@ class FrameConnection(asyncio.Protocol):
 
 
 class Carrier(Protocol):
-    """What a channel needs of a connection; FrameConnection is one."""
+    """What a channel needs of a connection. FrameConnection provides it."""
 
     def write(self, first: int, seen: int, kept: int, packed: list[bytes]) -> None:
-        """Sends one frame."""
+        """Write one frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +202,13 @@ class Channel:
     """One end of a channel.
 
     Args:
-        take: gets each message of the other end, once.
-        on_seen: told when the other end has taken or kept something.
+        take: called once with each message of the other end.
+        on_seen: called when the other end has received or kept something.
 
     Attributes:
-        seen: number of the last message taken.
-        unseen_bytes: what was sent and the other end has not taken yet.
-        unkept_bytes: what it has taken, and not kept yet, of what was sent to last.
+        seen: number of the last message received here.
+        unseen_bytes: bytes sent that the other end has not received yet.
+        unkept_bytes: bytes sent with ``lasts`` that the other end has received but not kept yet.
     """
 
     def __init__(self, take: Callable[[Message], None], *, on_seen: Callable[[], None] | None = None) -> None:
@@ -217,13 +219,13 @@ class Channel:
         self._last = 0  # number of the last message sent
         self._unseen: deque[_Sent] = deque()
         self.unseen_bytes = 0
-        self._unkept: deque[_Sent] = deque()  # of what was seen
+        self._unkept: deque[_Sent] = deque()  # seen there, with lasts
         self.unkept_bytes = 0
-        self._fresh: list[bytes] = []  # of these, the last, which no connection has carried yet
+        self._fresh: list[bytes] = []  # the last of _unseen, which no connection has carried yet
         self._flushing: asyncio.Handle | None = None
         self.seen = 0
-        self._unkept_from = 0  # number of the first message that was taken here and is not kept; 0 for none
-        self._taken_bytes = 0  # since the other end was told what is seen
+        self._unkept_from = 0  # number of the first message received here that is not kept; 0 for none
+        self._taken_bytes = 0  # received since the last acknowledgement
         self._beat: asyncio.TimerHandle | None = None
         self._heard_at = 0.0
 
@@ -234,34 +236,34 @@ class Channel:
 
     @property
     def last(self) -> int:
-        """Number of the last message that was sent, or is to be."""
+        """Number of the last message sent or queued."""
         return self._last
 
     @property
     def kept(self) -> int:
-        """Number of the last message that is kept here, with all before it."""
+        """Number of the last message kept here; all before it are kept too."""
         return self._unkept_from - 1 if self._unkept_from else self.seen
 
     def is_seen(self, number: int) -> bool:
-        """Whether the other end has taken the message of that number."""
+        """Return whether the other end has received the message of this number."""
         return not self._unseen or self._unseen[0].number > number
 
     @property
     def has_unkept(self) -> bool:
-        """Whether there is something of :meth:`unkept`."""
+        """Whether :meth:`unkept` returns anything."""
         return bool(self._unkept) or any(each.lasts for each in self._unseen)
 
     def unkept(self) -> list[Message]:
-        """What was sent to last and the other end has not kept, in order, whether it was taken or not."""
+        """Return, in order, the messages sent with ``lasts`` that the other end has not kept, received or not."""
         sent = (*self._unkept, *(each for each in self._unseen if each.lasts))
         return [message for each in sent for message in messages_in(each.packed)]
 
     def send(self, message: Message, *, lasts: bool = False) -> None:
-        """Sends, now or on the next connection. Never blocks.
+        """Send a message, now or on the next connection. Never blocks.
 
         Args:
-            message: what is said.
-            lasts: whether somebody has to know of it even if the other end dies. See unkept().
+            message: the message.
+            lasts: whether it must survive the other end's death (:meth:`unkept`).
         """
         packed = message.pack()
         self._last += 1
@@ -272,10 +274,10 @@ class Channel:
             self._flush_soon()
 
     def keep(self, *, unkept_from: int) -> None:
-        """Says what is kept of what was taken here. The other end is told at once. While nothing is said, all is.
+        """Set which received messages are kept, and acknowledge them at once. Until the first call all of them are.
 
         Args:
-            unkept_from: number of the first message that is not, nor are those after it; 0 for none.
+            unkept_from: number of the first message that is not kept, nor are those after it; 0 for none.
         """
         before = self.kept
         self._unkept_from = unkept_from
@@ -283,15 +285,15 @@ class Channel:
             self._flush_soon()
 
     def attach(self, connection: Carrier, seen_there: int, kept_there: int | None = None) -> None:
-        """Goes on over a new connection.
+        """Resume over a new connection.
 
         Args:
-            connection: on which both ends have proven themselves.
-            seen_there: number of the last message that the other end has taken.
-            kept_there: number of the last message that it has kept; None for an end that keeps what it takes.
+            connection: one on which both ends have authenticated.
+            seen_there: number of the last message that the other end has received.
+            kept_there: number of the last message that it has kept; None for an end that keeps all it receives.
 
         Raises:
-            RendezvousProtocolError: it cannot have.
+            RendezvousProtocolError: the numbers are impossible.
         """
         kept_there = seen_there if kept_there is None else kept_there
         self._check(seen_there, kept_there)
@@ -303,7 +305,7 @@ class Channel:
         self._schedule_beat()
 
     def detach(self) -> None:
-        """There is no connection any more; what is sent now waits for the next."""
+        """Drop the connection; messages sent from now on wait for the next one."""
         self._connection = None
         self._fresh = []
         for handle in (self._flushing, self._beat):
@@ -312,11 +314,11 @@ class Channel:
         self._flushing = self._beat = None
 
     def received(self, frame: Frame) -> None:
-        """Takes the messages of a frame that have numbers.
+        """Handle a frame: its acknowledgements, and its numbered messages.
 
         Raises:
-            RendezvousProtocolError: one is missing, or the other end has seen what was not sent, or kept what it has
-                not seen.
+            RendezvousProtocolError: a message is missing, or the other end acknowledges one that was not sent, or keeps
+                one that it has not received.
         """
         self._heard_at = self._loop.time()
         self._check(frame.seen, frame.kept)
@@ -333,7 +335,7 @@ class Channel:
             self._flush_soon()
 
     def flush(self) -> None:
-        """Writes what was sent in this turn of the loop."""
+        """Write the messages sent in this turn of the loop."""
         if self._flushing is not None:
             self._flushing.cancel()
             self._flushing = None
@@ -372,7 +374,7 @@ class Channel:
             raise RendezvousProtocolError(f"cannot have kept message {kept}: {seen} was the last one seen")
 
     def _forget(self, seen: int, kept: int) -> None:
-        """Forgets what is kept, and what need not be, once it is seen."""
+        """Forget kept messages, and received ones that were sent without ``lasts``."""
         before = self.unseen_bytes, self.unkept_bytes
         while self._unseen and self._unseen[0].number <= seen:
             each = self._unseen.popleft()

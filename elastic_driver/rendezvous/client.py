@@ -1,9 +1,9 @@
-"""What a worker says to the driver: a synchronous HTTP client for the paths of docs/design.md, "Wire".
+"""A synchronous HTTP client for workers, agents and tools, for the paths of docs/design.md, "Wire".
 
-Owns connections (one for each call that is under way), retries over broken ones (every request of the protocol may be
-repeated), and the translation of answers into values and errors. Whoever does not prove to be the driver when a
-connection is made (:mod:`~elastic_driver.rendezvous.connecting`) is not asked: another try follows. Imports nothing
-heavy.
+Owns the connections (one for each call in flight), retries over broken ones (every request of the protocol may be
+repeated), and the translation of answers into values and errors. A peer that cannot prove to be the driver when a
+connection is made (:mod:`~elastic_driver.rendezvous.connecting`) is sent no request; the client retries. Imports
+nothing heavy.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ from elastic_driver.rendezvous.messages import (
 
 # The server answers parked rounds and watches after 30 s at the latest (its ServerLimits.poll_s) ...
 _POLL_S = 30.0
-# ... and everything else within its wait. A connection that is silent for so much longer is dead, or the driver stands
-# still; then that becomes longer from try to try, or those of a night would fill the driver's backlog.
+# ... and everything else within its wait. A connection that stays silent for this much longer is dead, or the driver is
+# frozen. The limit then grows with each retry: otherwise the retries of one night would fill the driver's backlog.
 _SLACK_S = 15.0
 _MOST_SLACK_S = 300.0
-# A goodbye is a courtesy: a driver that is stopped must not hold up who ends.
+# A goodbye is a courtesy: a frozen driver must not delay a process that is exiting.
 _GOODBYE_S = 1.0
-# A piece of some MB may have to go over a slow line.
+# A piece of a few MB may have to cross a slow network.
 _PIECE_S = 120.0
-# The driver asks all agents for the stacks of their workers, and some do not answer.
+# The driver asks all agents for the stacks of their workers, and some may not answer.
 _STACKS_S = 30.0
-# Before a piece is sent again for which the driver had no room.
+# Pause before a piece is sent again that the driver had no room for.
 _FULL_PAUSE_S = 0.2
-# This process stood still in the middle of sending, or the driver has no room for it. Both pass.
+# This process was frozen while sending, or the driver has no room for it. Both are transient.
 _TRY_AGAIN = (408, 503)
-# Between two tries: the first pause, and the longest.
+# Pause between two tries: the first, and the longest.
 _FIRST_PAUSE_S = 0.02
 _MAX_PAUSE_S = 1.0
 
@@ -84,15 +84,15 @@ _MAX_PAUSE_S = 1.0
 class _Connection(http.client.HTTPConnection):
     """An HTTP connection to the driver.
 
-    Its socket can be shut down by :meth:`RendezvousClient.close` while it is still connecting.
+    :meth:`RendezvousClient.close` can shut its socket down even while it is still connecting.
 
     Args:
-        url: where.
-        credential: who asks.
+        url: the driver's address.
+        credential: this end's identity and key.
         closed: set when the client is closed.
     """
 
-    auto_open = 0  # it connects by reach() only
+    auto_open = 0  # reach() alone connects
     sock: socket.socket | None
 
     def __init__(self, url: DriverUrl, credential: Credential, closed: threading.Event) -> None:
@@ -102,11 +102,11 @@ class _Connection(http.client.HTTPConnection):
         self._closed = closed
 
     def reach(self, timeout_s: float) -> None:
-        """Connects; see :func:`~elastic_driver.rendezvous.connecting.connect`."""
+        """Connect and authenticate (:func:`~elastic_driver.rendezvous.connecting.connect`)."""
 
         def hold(connection: socket.socket) -> None:
             self.sock = connection
-            # From here close() finds the socket; if it came before, this sees it.
+            # From here on close() finds the socket; if close() was called before, this check sees it.
             if self._closed.is_set():
                 raise http.client.NotConnected
 
@@ -115,61 +115,62 @@ class _Connection(http.client.HTTPConnection):
     def ask(
         self, method: str, target: str, body: bytes | None, silence_s: float
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """One request and its answer.
+        """Send one request and return its response.
 
         Args:
-            method: of HTTP.
+            method: the HTTP method.
             target: path and query.
-            body: of the request.
-            silence_s: how long nothing may come.
+            body: the request's body.
+            silence_s: how long the connection may stay silent.
 
         Raises:
-            OSError: the connection broke, or it took too long.
+            OSError: the connection broke or timed out.
             http.client.HTTPException: likewise.
-            RendezvousProtocolError: this identity is refused.
+            RendezvousProtocolError: the server rejects this identity.
         """
         assert self.sock is not None
         self.sock.settimeout(silence_s)
-        # On a socket of this machine a refusal may come before the request is sent, or while it is on its way.
+        # On a Unix socket a refusal may arrive before or while the request is sent.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.request(method, target, body=body)
         if self._url.socket is not None and (refusal := _read_refusal(self.sock)):
             raise RendezvousProtocolError(f"{self._credential.identity} is refused: {refusal}")
         response = self.getresponse()
-        if response.length is None:  # our server always says it; http.client takes a head that is cut for whole
+        if response.length is None:  # our server always sends a length; http.client accepts truncated headers
             raise http.client.HTTPException("the answer was cut off")
         return response, response.read()
 
 
 class Owner(Protocol):
-    """What is known of the process that is asked, though it does not answer."""
+    """What the client knows about the process it asks, even while that process does not answer."""
 
     def is_waited_for(self, since: float) -> bool:
-        """Whether to ask on, however long it takes. Asked after a try that failed, when the patience is used up.
+        """Return whether to keep retrying, with no time limit. Called after a failed try, once the patience is used up.
 
         Args:
-            since: when the request was made first, ``time.monotonic()``.
+            since: when the request was first made, ``time.monotonic()``.
         """
 
     def has_answered(self) -> None:
-        """Told when it answers after that."""
+        """Note that the process answers again. Called only after :meth:`is_waited_for` returned True."""
 
 
 class RendezvousClient:
-    """Talks to the driver. May be used by several threads at once, and after a fork in the child too.
+    """A client of the driver. Thread-safe, and usable in the child after a fork.
 
-    Each call takes an idle connection, or opens one. No proxy is honoured.
+    Each call uses an idle connection, or opens one. Proxies are ignored.
 
     Args:
-        url: the driver's (:class:`~elastic_driver.rendezvous.driver_url.DriverUrl`), or that of this machine's agent.
-        credential: who asks, and the key that proves it; a socket of this machine needs no key.
-        patience_s: how long a driver that does not answer (refused, reset, silent) is tried again.
-        stranger_s: how long another that answers in its place is tried again, before it has answered itself; None for
-            as long.
-        owner: says whether it is to be waited for beyond that.
+        url: address of the driver (:class:`~elastic_driver.rendezvous.driver_url.DriverUrl`), or of this machine's
+            agent.
+        credential: the caller's identity and the key that proves it; a Unix socket needs no key.
+        patience_s: how long to retry a driver that does not answer (refused, reset, silent).
+        stranger_s: how long to retry while another server answers in the driver's place and the driver has never
+            answered; None for ``patience_s``.
+        owner: decides whether to keep retrying beyond that.
 
     Raises:
-        RendezvousProtocolError: the URL is not of that form, or needs a key.
+        RendezvousProtocolError: the URL is malformed, or needs a key.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class RendezvousClient:
         self._begin_process()
 
     def _begin_process(self) -> None:
-        """A forked child has connections and locks of its own; the parent's go on: close() here says no goodbye."""
+        """Reset connections and locks, also in a forked child, where closing them leaves the parent's open."""
         for connection in (*self._idle, *self._busy):
             connection.close()
         self._pid = os.getpid()
@@ -209,11 +210,11 @@ class RendezvousClient:
     # --- requests of the job's life ----------------------------------------------------------------------------------
 
     def next_round(self, request: NextRoundRequest, *, poll_s: float = _POLL_S) -> NextRoundReply:
-        """Says READY and blocks until the driver has decided, whose own deadlines bound the wait.
+        """Report READY and block until the driver has decided; the driver's own deadlines bound the wait.
 
         Args:
-            request: what to say.
-            poll_s: how often to say it again, at least: the driver takes it for a heartbeat.
+            request: the report.
+            poll_s: longest time between two reports: the driver counts each one as a heartbeat.
 
         Raises:
             RendezvousClosedError: the driver has ended, or :meth:`close` was called.
@@ -226,11 +227,11 @@ class RendezvousClient:
                 return parse_next_round_reply(answer)
 
     def watch(self, request: WatchRequest, *, wait_s: float = _POLL_S) -> Notice | None:
-        """One long poll for a notice newer than the request's; None when there was none in the poll time.
+        """Long-poll once for a notice newer than the request's; return None if there was none in that time.
 
         Raises:
             StaleRoundError: the round has passed.
-            RendezvousClosedError: the driver has ended or knows this worker no more, or :meth:`close` was called.
+            RendezvousClosedError: the driver has ended or no longer knows this worker, or :meth:`close` was called.
             RendezvousError: the driver cannot be reached.
         """
         status, body = self._request(
@@ -239,31 +240,31 @@ class RendezvousClient:
         return None if status == 204 else Notice.from_json(body)
 
     def say_goodbye(self, request: WatchRequest) -> None:
-        """A last word that is worth no wait: one try, of a second at most.
+        """Send a last request, with a single try of at most one second.
 
         Raises:
-            RendezvousError: nobody knows whether the driver has it.
+            RendezvousError: the driver may or may not have received it.
         """
         self._request("POST", "watch", request.to_json(), wait_s=0.0, expected=(200, 204), hurry=True)
 
     def running(self, report: RunningReport) -> None:
-        """Tells the driver that this worker trains in the round."""
+        """Report that this worker trains in the round."""
         self._request("POST", "running", report.to_json(), expected=(204,))
 
     def serving(self, report: ServingReport) -> None:
-        """Tells the driver that this worker's server answers.
+        """Report that this worker's server accepts requests.
 
         Raises:
-            RendezvousClosedError: the worker is to end.
+            RendezvousClosedError: the worker has to end.
             RendezvousError: the driver cannot be reached.
         """
         self._request("POST", "serving", report.to_json(), expected=(204,))
 
     def servers(self, request: ServersRequest, *, wait_s: float = _POLL_S) -> Servers | None:
-        """One long poll of the chief for other servers than those of the request's version; None: there were none.
+        """Long-poll once, as the chief, for servers newer than the request's version; return None if there were none.
 
         Raises:
-            RendezvousClosedError: the driver has ended, or another chief is started, or :meth:`close` was called.
+            RendezvousClosedError: the driver has ended, another chief was started, or :meth:`close` was called.
             RendezvousError: the driver cannot be reached.
         """
         status, body = self._request(
@@ -272,16 +273,16 @@ class RendezvousClient:
         return None if status == 204 else Servers.from_json(body)
 
     def leave(self, request: LeaveRequest) -> None:
-        """Says that this worker was told to leave; the notice to do so comes as for any planned change.
+        """Report that this worker was asked to leave; the notice to leave arrives as for any planned change.
 
         Raises:
-            RendezvousClosedError: it is to end at once.
+            RendezvousClosedError: the worker has to end at once.
             RendezvousError: the driver cannot be reached.
         """
         self._request("POST", "leave", request.to_json(), expected=(204,))
 
     def publish(self, request: PublishRequest) -> PublishReply:
-        """Asks whether a commit may be on disc.
+        """Ask whether a commit may be written to disk.
 
         Raises:
             RendezvousClosedError: the driver has ended.
@@ -291,39 +292,41 @@ class RendezvousClient:
         return PublishReply.from_json(body)
 
     def drain(self, request: DrainHostRequest) -> DrainReply:
-        """Has a host's workers leave at their next commit."""
+        """Drain a host: its workers leave at their next commit."""
         _, body = self._request("POST", "drain", request.to_json(), expected=(200,))
         return DrainReply.from_json(body)
 
     def end(self) -> EndReply:
-        """Ends the job, as SIGTERM to its driver does."""
+        """End the job, as SIGTERM to its driver does."""
         _, body = self._request("POST", "end", b"", expected=(200,))
         return EndReply.from_json(body)
 
     def page(self, request: PageRequest) -> PageReply:
-        """A link to the job's page."""
+        """Return a link to the job's page."""
         _, body = self._request("POST", "page", request.to_json(), expected=(200,))
         return PageReply.from_json(body)
 
     def token(self, role: Role) -> TokenReply:
-        """With what the job is reached from elsewhere: as operator, reader or joiner."""
+        """Return the token and URL to reach the job from elsewhere, as operator, reader or joiner."""
         _, body = self._request("POST", f"token/{role}", b"", expected=(200,))
         return TokenReply.from_json(body)
 
     def status(self) -> dict[str, Any]:
-        """The job, as the driver sees it."""
+        """Return the job's state as the driver sees it."""
         _, body = self._request("GET", "status", expected=(200,))
         return parse_json(body)
 
     def stacks(self) -> dict[str, Any]:
-        """The stacks of the job's workers, and which collectives wait for whom. Blocks until the driver has asked."""
+        """Return the stacks of the job's workers, and which ranks each collective waits for. Blocks until the driver
+        has collected them.
+        """
         _, body = self._request("GET", "stacks", wait_s=_STACKS_S, expected=(200,))
         return parse_json(body)
 
     # --- the call of a function's job --------------------------------------------------------------------------------
 
     def call(self) -> bytes:
-        """What this worker is to call, as the caller has pickled it. Blocks until all of it is there.
+        """Return the call that this worker has to run, as pickled by the caller. Blocks until all of it has arrived.
 
         Raises:
             RendezvousError: the driver cannot be reached, or has no call.
@@ -335,7 +338,7 @@ class RendezvousClient:
         )
 
     def ask_checkup(self) -> CheckupReply:
-        """What a worker of ``elasticrun doctor`` has to know.
+        """Return what a worker of ``elasticrun doctor`` needs to know.
 
         Raises:
             RendezvousError: the driver cannot be reached, or runs another job.
@@ -344,11 +347,11 @@ class RendezvousClient:
         return CheckupReply.from_json(body)
 
     def post_facts(self, facts: bytes) -> None:
-        """Tells what is known of this worker's machine, in place of what was known before. Raises RendezvousError."""
+        """Report the facts about this worker's machine, replacing earlier ones. Raises RendezvousError."""
         self._request("POST", "facts", facts, wait_s=_PIECE_S, expected=(204,))
 
     def post_outcome(self, outcome: bytes) -> None:
-        """Tells what came of the call. Blocks until the driver has all of it.
+        """Send the outcome of the call. Blocks until the driver has received all of it.
 
         Raises:
             RendezvousError: the driver cannot be reached.
@@ -363,20 +366,20 @@ class RendezvousClient:
                 )
                 if status == 204:
                     break
-                self._closed.wait(_FULL_PAUSE_S)  # its disc does not keep up
+                self._closed.wait(_FULL_PAUSE_S)  # the driver's disk does not keep up
 
     # --- key-value ---------------------------------------------------------------------------------------------------
 
     def exchange(
         self, round_id: int, scope: str, key: int, count: int, value: bytes, *, timeout_s: float
     ) -> list[bytes]:
-        """Puts this worker's value and blocks until the scope has ``count``; one request.
+        """Put this worker's value and block until the scope has ``count``, in one request.
 
         Returns:
             The values of keys 0 to count - 1, in order.
 
         Raises:
-            RendezvousTimeoutError: some are still missing after ``timeout_s``; it says how many.
+            RendezvousTimeoutError: some are still missing after ``timeout_s``; the message says how many.
             StaleRoundError: the round has passed.
         """
         path = f"rounds/{round_id}/exchange/{quote(scope, safe='')}"
@@ -392,29 +395,29 @@ class RendezvousClient:
         return [value for _, value in entries]
 
     def put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
-        """Sets a key. Raises StaleRoundError when the round has passed."""
+        """Set a key. Raises StaleRoundError when the round has passed."""
         self._request("PUT", _key_path(round_id, scope, key), value, expected=(204,))
 
     def get(self, round_id: int, scope: str, key: str, *, wait_s: float = 0.0) -> bytes | None:
-        """The value of a key; None when it is not there within ``wait_s``. Raises StaleRoundError."""
+        """Return the value of a key, or None if it was not set within ``wait_s``. Raises StaleRoundError."""
         status, body = self._request("GET", _key_path(round_id, scope, key), wait_s=wait_s, expected=(200, 404))
         return None if status == 404 else body
 
     # --- torch Stores ------------------------------------------------------------------------------------------------
 
     def ask_store(self, request: bytes, *, wait_s: float = 0.0) -> bytes | None:
-        """One request of a torch Store (:mod:`~elastic_driver.rendezvous.store_messages`).
+        """Send one request of a torch Store (:mod:`~elastic_driver.rendezvous.store_messages`).
 
         Args:
-            request: as it travels. It may arrive more than once.
-            wait_s: how long the server may let it wait.
+            request: the encoded request. It may arrive more than once.
+            wait_s: how long the server may block it.
 
         Returns:
-            The answer as it travels; None when what is waited for has not come in that time.
+            The encoded answer; None if the wait timed out.
 
         Raises:
-            RendezvousClosedError: what the store held is gone, or :meth:`close` was called.
-            RendezvousProtocolError: it cannot be done.
+            RendezvousClosedError: the store's contents are gone, or :meth:`close` was called.
+            RendezvousProtocolError: the request cannot be served.
             RendezvousError: the server cannot be reached.
         """
         status, body = self._request("POST", "store", request, wait_s=wait_s, expected=(200, 204))
@@ -423,16 +426,16 @@ class RendezvousClient:
     # --- torchrun's agents -------------------------------------------------------------------------------------------
 
     def say_node(self, request: bytes, *, wait_s: float = 0.0) -> bytes | None:
-        """What an agent of torchrun says (:mod:`~elastic_driver.rendezvous.node_messages`); None when nothing is new.
+        """Send a request of torchrun's agent (:mod:`~elastic_driver.rendezvous.node_messages`); None if nothing is new.
 
         Raises:
-            RendezvousError: the service cannot be reached, or refuses.
+            RendezvousError: the service cannot be reached, or rejects the request.
         """
         status, body = self._request("POST", "nodes", request, wait_s=wait_s, expected=(200, 204))
         return None if status == 204 else body
 
     def jobs(self) -> dict[str, Any]:
-        """The jobs of ``elasticrun rendezvous``, as it sees them."""
+        """Return the jobs of ``elasticrun rendezvous``, as the service sees them."""
         _, body = self._request("GET", "jobs", expected=(200,))
         return parse_json(body)
 
@@ -442,7 +445,7 @@ class RendezvousClient:
         return self._is_closed
 
     def close(self) -> None:
-        """Ends every call, also those blocked in other threads, with RendezvousClosedError. Idempotent."""
+        """End every call with RendezvousClosedError, including calls blocked in other threads. Idempotent."""
         if os.getpid() != self._pid:
             self._begin_process()
         self._is_closed = True
@@ -468,7 +471,7 @@ class RendezvousClient:
         expected: tuple[int, ...],
         hurry: bool = False,
     ) -> tuple[int, bytes]:
-        """Asks until there is an answer.
+        """Send a request, and retry until there is an answer.
 
         Args:
             method: of HTTP.
@@ -506,7 +509,7 @@ class RendezvousClient:
                 now = time.monotonic()
                 failing_since = failing_since or now
                 if isinstance(error, TimeoutError):
-                    # It stood still, so it has not waited for anybody: there is as much left for that as before.
+                    # The server was frozen and so has not waited: the full remaining wait applies again.
                     deadline = now + pause_s + left_s
                 strange_since = (strange_since or now) if isinstance(error, StrangerError) else None
                 is_strange = strange_since is not None and now + pause_s > strange_since + self._stranger_s
@@ -529,8 +532,8 @@ class RendezvousClient:
         raise RendezvousClosedError("cannot ask the driver: this client is closed")
 
     def _is_shut_out(self, error: Exception) -> bool:
-        """Whether waiting is no use, though the owner is alive: its socket is another user's, or not seen here; or
-        whoever is at its address is another from the beginning.
+        """Return whether retrying is useless although the owner is alive: its socket belongs to another user or is not
+        visible here, or its address has always answered with another certificate.
         """
         if self._url.socket is None:
             return isinstance(error, OtherCertificateError)
@@ -549,14 +552,14 @@ class RendezvousClient:
         return f"{host} port {port}"
 
     def _once(self, method: str, target: str, body: bytes | None, silence_s: float) -> tuple[int, bytes]:
-        """One try.
+        """Try a request once.
 
         Raises:
-            OSError: the connection broke, or was not made.
-            http.client.HTTPException: likewise; or there is no room, or no time.
-            StrangerError: who listens there is not the driver.
-            WrongTokenError: it is the driver, and has another key.
-            RendezvousProtocolError: this identity is refused.
+            OSError: the connection broke, or could not be made.
+            http.client.HTTPException: likewise; or the server has no room or no time.
+            StrangerError: the server at this address is not the driver.
+            WrongTokenError: it is the driver, but has another key.
+            RendezvousProtocolError: the server rejects this identity.
         """
         with self._lock:
             connection = self._idle.pop() if self._idle else _Connection(self._url, self._credential, self._closed)
@@ -578,7 +581,7 @@ class RendezvousClient:
                 if keep:
                     self._idle.append(connection)
             if not keep:
-                # Not close() alone: a forked child may hold the socket open.
+                # close() alone is not enough: a forked child may hold the socket open.
                 _shut_down(connection)
                 connection.close()
 
@@ -589,10 +592,10 @@ def _shut_down(connection: _Connection) -> None:
 
 
 def _read_refusal(sock: socket.socket) -> str:
-    """Read the text of a refusal, if that is what comes; else "", and nothing is read. Blocks until something comes.
+    """Return the text of a refusal if one arrives; else "", with nothing read. Blocks until something arrives.
 
-    http.client would read on to the end of a line, and lose what it has of it where a reset follows: the kernel sends
-    one when a server closes a connection before it has read the request.
+    http.client would read to the end of a line and lose what it has read if a reset follows: the kernel sends one when
+    a server closes a connection before it has read the request.
     """
     if not is_refusal(sock.recv(1, socket.MSG_PEEK)):
         return ""
@@ -615,7 +618,7 @@ def _text(body: bytes) -> str:
 
 
 def _error(status: int, body: bytes) -> RendezvousError:
-    """The error that an answer stands for."""
+    """Return the exception that an answer stands for."""
     if status == 409:
         try:
             data = parse_json(body)

@@ -1,11 +1,11 @@
-"""How a process that may block connects to a driver or an agent, so that each end knows who the other is.
+"""How a blocking process connects to a driver or an agent, with both ends authenticated.
 
-Owns the way from an address to a socket on which HTTP may begin: over a unix socket the kernel tells both ends' user,
-and the client says which worker or operator it is; over TCP comes TLS 1.3, then the exchange
-(:mod:`~elastic_driver.rendezvous.authentication`). Knows nothing of what is said after that. Imports no asyncio.
+Owns the way from an address to a socket that is ready for HTTP. Over a Unix socket the kernel tells each end the
+other's user, and the client names its identity; over TCP come TLS 1.3 and the exchange
+(:mod:`~elastic_driver.rendezvous.authentication`). Knows nothing of what is sent after that. Imports no asyncio.
 
-Whoever answers over TCP may be anybody until he has proven that he holds the key. Until then he gets a name and a
-nonce, no more of what he says is read than an answer has, and no more time is given to him than the caller gives.
+A server reached over TCP may be anybody until it proves that it holds the key. Until then it is sent only a name and a
+nonce, no more than the length of an answer is read from it, and it gets no more time than the caller allows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from elastic_driver.rendezvous.strangers import NO_PROOF, no_proof, no_tls, othe
 from elastic_driver.system import local_socket
 
 _CONNECT_S = 10.0
-# The socket's own time limit is what ends a wait; the timer is for those who keep OpenSSL busy.
+# The socket's own timeout ends a wait; the timer is for a peer that keeps OpenSSL busy.
 _TIMER_SLACK_S = 0.5
 
 
@@ -39,21 +39,21 @@ def connect(
     timeout_s: float,
     on_socket: Callable[[socket.socket], None] = lambda _: None,
 ) -> socket.socket:
-    """A connection to the driver, on which it takes what follows as said by this identity.
+    """Connect to the driver and authenticate as this identity.
 
-    Blocks for ``timeout_s`` at most, beside what the system takes to look up a name.
+    Blocks for ``timeout_s`` at most, plus the time of the name lookup.
 
     Args:
-        url: where.
-        credential: who asks. Its key is used over TCP only.
-        timeout_s: for all of it; to connect no more than 10 s.
-        on_socket: told of each socket before it is waited for, so that another thread can shut it down
-            (:func:`shut_down`). What it raises ends the attempt.
+        url: the address.
+        credential: the identity, and its key, which is used over TCP only.
+        timeout_s: limit for everything; the TCP or Unix connection alone has at most 10 s.
+        on_socket: called with each socket before it is waited for, so that another thread can shut it down
+            (:func:`shut_down`). An exception that it raises ends the attempt.
 
     Raises:
-        OSError: nothing listens there, or the connection broke, or it took too long.
-        StrangerError: what listens there is not the driver, or refuses; it may be the driver the next time.
-        WrongTokenError: it is the driver, and has another key.
+        OSError: nothing listens there, or the connection broke or timed out.
+        StrangerError: the server there is not the driver, or refuses; the next try may reach the driver.
+        WrongTokenError: it is the driver, but has another key.
     """
     until = time.monotonic() + timeout_s
     if url.socket is not None:
@@ -72,15 +72,15 @@ def connect(
 
 
 def shut_down(connection: socket.socket) -> None:
-    """Ends what is waited for on a connection, in whatever thread. Of TLS nothing more is said."""
+    """End all waits on a connection, in any thread. TLS sends nothing more on it."""
     try:
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
     except OSError:
-        return  # it was never connected, or the peer was quicker
+        return  # it was never connected, or the peer was faster
 
 
 def _connect_tcp(host: str, port: int, until: float, on_socket: Callable[[socket.socket], None]) -> socket.socket:
-    """Tries one address of the host after the other; what one has taken, the others have no more."""
+    """Try the host's addresses one after the other, within one time limit for all."""
     error: OSError | None = None
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM):
         connection = socket.socket(family, kind, protocol)
@@ -137,7 +137,7 @@ def _context() -> ssl.SSLContext:
 
 
 def _left(until: float) -> float:
-    """What a socket may wait still. Not 0.0, which means not to wait at all."""
+    """Return how long a socket may still wait. Not 0.0, which means not to wait at all."""
     return max(0.001, until - time.monotonic())
 
 
@@ -152,13 +152,13 @@ def _closed_on_error(connection: socket.socket) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _cut_off(connection: socket.socket, at: float) -> Iterator[None]:
-    """Cuts a connection whose other end never stops.
+    """Cut a connection whose other end never stops sending.
 
-    OpenSSL takes what comes in for as long as more of it is there, and looks at no clock: whoever sends one KeyUpdate
-    after the other holds a thread in it.
+    OpenSSL reads as long as more data is there, and checks no clock: a peer that sends one KeyUpdate after another
+    would block the thread.
     """
     timer = threading.Timer(_left(at), shut_down, (connection,))
-    timer.daemon = True  # it touches nothing but this socket
+    timer.daemon = True  # it uses nothing but this socket
     timer.start()
     try:
         yield

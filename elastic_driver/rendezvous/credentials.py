@@ -1,8 +1,8 @@
-"""The keys of a job: one that never leaves the driver, and those derived from it, one for each who may say something.
+"""The keys of a job: one that never leaves the driver, and one derived from it for each identity.
 
-Owns how keys are made, and the name of the variable that hands one to workers. How both ends prove that they hold a
-key is the business of :mod:`~elastic_driver.rendezvous.authentication`; who may do what with which, of
-:mod:`~elastic_driver.rendezvous.routes`.
+Owns how keys are made, and the name of the variable that passes one to workers.
+:mod:`~elastic_driver.rendezvous.authentication` owns how both ends prove that they hold a key;
+:mod:`~elastic_driver.rendezvous.routes` owns permissions.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.environment import ENV_CHIEF, ENV_WORKER
 
 KEY_BYTES = 32
-# Both ends of a service without a token know it: a key that anybody can have.
+# Both ends of a service without a token use this key, which anybody can have.
 _NO_TOKEN = bytes(KEY_BYTES)
-# Of scrypt: 16 MiB and 50 ms of a processor for each guess, where a plain HMAC lets a script try 27,000 a second.
+# Cost of scrypt: 16 MiB and 50 ms of CPU for each guess, where a plain HMAC allows 27,000 guesses a second.
 _COST, _BLOCK_BYTES, _PARALLEL = 1 << 14, 8, 1
 
-# In hexadecimal digits, in a worker's environment, which only its own user can read: shared by the workers of a job.
+# A key in hexadecimal digits, shared by the workers of a job, in their environment, which only their user can read.
 ENV_RANKS_KEY = "ELASTIC_DRIVER_RANKS_KEY"
 
 
 class Role(StrEnum):
-    """What kind of credential somebody has."""
+    """The kind of a credential."""
 
-    WORKER = "worker"  # one process of the job, which speaks for itself only
-    OPERATOR = "operator"  # whoever can read the job's file: the user who has started it
-    TICKET = "ticket"  # an agent that the driver has started, at its first connection: good for that one
-    JOINER = "joiner"  # an agent that somebody else has started, at its first connection: who knows the join token
-    AGENT = "agent"  # an agent at its later connections, with the key that it has agreed on with the driver
+    WORKER = "worker"  # a process of the job; speaks for itself only
+    OPERATOR = "operator"  # a process that can read the job's file: of the user who started it
+    TICKET = "ticket"  # an agent that the driver started, at its first connection; valid for that one only
+    JOINER = "joiner"  # an agent that somebody else started, at its first connection; knows the join token
+    AGENT = "agent"  # an agent at its later connections, with the key agreed with the driver
     CHIEF = "chief"  # the script of a job with parameter servers, at one of its starts
-    MEMBER = "member"  # of a job at elasticrun rendezvous: an agent of torchrun, a Store; who knows the service's token
-    READER = "reader"  # pages and scrapers; the only one whose secret travels, and so it may only look
+    MEMBER = "member"  # of a job at elasticrun rendezvous: an agent of torchrun or a Store; knows the service's token
+    READER = "reader"  # a page or scraper; the only role whose secret is sent, and therefore read-only
 
 
 _NUMBERED = (Role.TICKET, Role.AGENT, Role.CHIEF)
@@ -48,12 +48,12 @@ _NUMBERED = (Role.TICKET, Role.AGENT, Role.CHIEF)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who somebody is.
+    """The identity of a peer.
 
     Attributes:
-        role: what kind of credential it is.
-        worker: which worker; None for other roles.
-        number: which ticket or agent, in hexadecimal digits, or which start of the chief; "" for other roles.
+        role: the kind of its credential.
+        worker: the worker; None for other roles.
+        number: number of the ticket or agent, in hexadecimal digits, or of the chief's start; "" for other roles.
     """
 
     role: Role
@@ -66,10 +66,10 @@ class Identity:
 
     @classmethod
     def parse(cls, name: str) -> Self:
-        """The inverse of ``str()``, for those who prove themselves.
+        """Parse ``str()`` of an identity, as sent to authenticate.
 
         Raises:
-            ValueError: nobody has this name.
+            ValueError: no identity has this name.
         """
         text, _, of = name.partition(" ")
         role = Role(text)
@@ -82,12 +82,12 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What a client authenticates with.
+    """An identity and its key.
 
     Attributes:
-        identity: who it is.
-        key: which only it and the driver know; empty where only the kernel is asked, on a socket of this machine.
-        source: where a person has given it, in words ("the file token (--token-file)"); "" where nobody has.
+        identity: the identity.
+        key: the key, which only this end and the driver know; empty on a Unix socket, where the kernel names the user.
+        source: where a person supplied the key, in words ("the file token (--token-file)"); "" if nobody did.
     """
 
     identity: Identity
@@ -96,15 +96,15 @@ class Credential:
 
     @property
     def is_without_token(self) -> bool:
-        """Whether it is that of a member who was given no token, which proves nothing."""
+        """Whether it is a member's credential without a token, which proves nothing."""
         return self.identity.role is Role.MEMBER and self.key == _NO_TOKEN
 
     @classmethod
     def of_worker(cls, environ: Mapping[str, str]) -> Self:
-        """That of the worker that this process is. It asks the agent of its machine, so it has no key.
+        """Return this process's credential as a worker. It has no key, since it asks the agent of its machine.
 
         Raises:
-            SettingsError: the variable is missing, or holds something else.
+            SettingsError: the variable is missing or malformed.
         """
         name = environ.get(ENV_WORKER)
         if name is None:
@@ -113,10 +113,10 @@ class Credential:
 
     @classmethod
     def of_chief(cls, environ: Mapping[str, str]) -> Self | None:
-        """That of the chief that this process is; None where it is none.
+        """Return this process's credential as the chief; None if it is not the chief.
 
         Raises:
-            SettingsError: the variables hold something else.
+            SettingsError: the variable is malformed.
         """
         number = environ.get(ENV_CHIEF)
         if not number:
@@ -128,11 +128,11 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """The job's key. What is derived from it tells nothing of it, nor of what else was derived.
+    """The job's key. A derived key reveals neither this key nor other derived ones.
 
     Attributes:
         secret: the key.
-        operator: the operator's, where that is not derived, since somebody knew it before the job began; else "".
+        operator: the operator's key, if it was set before the job began instead of derived; else "".
     """
 
     secret: bytes = field(repr=False)
@@ -140,22 +140,20 @@ class JobKey:
 
     @classmethod
     def new(cls, operator: bytes = b"") -> Self:
-        """One that nobody can guess."""
+        """Make a random key."""
         return cls(secrets.token_bytes(KEY_BYTES), operator)
 
     def of(self, identity: Identity) -> bytes:
-        """With which somebody and the driver prove themselves to each other; a reader's, in hexadecimal digits, is what
-        it sends.
-        """
+        """Return the key shared by an identity and the driver; a reader sends its key, in hexadecimal digits."""
         if identity.role is Role.OPERATOR and self.operator:
             return self.operator
         if identity.role is Role.READER and self.operator:
-            # Whoever reads job after job with one operator's key is told of one token only.
+            # A tool that reads many jobs with one operator's key needs only one reader's token.
             return reader_key(self.operator)
         return self._derive(str(identity))
 
     def of_ranks(self) -> bytes:
-        """With which workers prove themselves to each other, and what they send to each other."""
+        """Return the key with which workers authenticate to each other, and their messages."""
         return self._derive("ranks")
 
     def _derive(self, purpose: str) -> bytes:
@@ -163,48 +161,48 @@ class JobKey:
 
 
 def reader_key(operator: bytes) -> bytes:
-    """What readers send to a job whose operator's key somebody knew before it began: the same for all such jobs.
+    """Return the readers' key of all jobs that were given this operator's key.
 
     Args:
-        operator: that key, which does not follow from this one.
+        operator: the operator's key, which cannot be computed from the result.
     """
     return hmac.digest(operator, b"elastic_driver reader", "sha256")
 
 
 def reader_header(key: bytes) -> bytes:
-    """What a reader's ``Authorization`` says.
+    """Return the ``Authorization`` header of a reader.
 
     Args:
-        key: the reader's.
+        key: the reader's key.
     """
     return f"Bearer {key.hex()}".encode()
 
 
 def join_key(token: str) -> bytes:
-    """With which a host that joins by itself and the driver prove themselves to each other.
+    """Return the key shared by the driver and a host that joins by itself.
 
     Args:
-        token: the join token, without white space around it.
+        token: the join token, stripped of white space.
     """
     return _stretched(token, Role.JOINER)
 
 
 def member(token: str, source: str = "") -> Credential:
-    """With which agents of torchrun and Stores prove themselves to ``elasticrun rendezvous``, and it to them.
+    """Return the credential shared by ``elasticrun rendezvous`` and its members: torchrun's agents and Stores.
 
     Args:
-        token: the service's, without white space around it; "" for a service without one, where it proves nothing.
-        source: see Credential.
+        token: the service's token, stripped of white space; "" for a service without one, where it proves nothing.
+        source: where a person supplied it, as in Credential.
     """
     return Credential(Identity(Role.MEMBER), _stretched(token, Role.MEMBER) if token else _NO_TOKEN, source)
 
 
 @functools.cache
 def _stretched(token: str, role: Role) -> bytes:
-    """The key that follows from a text that people may have chosen. Takes a while, once for each in a process.
+    """Derive a key from a text that a person may have chosen. Slow, but done once for each text in a process.
 
-    The driver proves itself first, so that nobody who has its port after it is given a proof to guess from. In exchange
-    any stranger gets one proof of the driver's and can try tokens against it at home: each try has to cost him.
+    The driver authenticates first, so that a later owner of its port gets no proof to guess from. In exchange any
+    stranger gets one proof of the driver's and can test tokens against it offline: each test must be expensive.
     """
     return hashlib.scrypt(
         token.encode(),
@@ -217,10 +215,10 @@ def _stretched(token: str, role: Role) -> bytes:
 
 
 def ranks_key(environ: Mapping[str, str]) -> bytes:
-    """The key that the workers of this process's job share; empty where no driver has started this process.
+    """Return the key shared by the workers of this process's job; empty if no driver has started this process.
 
     Raises:
-        SettingsError: the variable holds something else than a key.
+        SettingsError: the variable does not hold a key.
     """
     text = environ.get(ENV_RANKS_KEY, "")
     try:

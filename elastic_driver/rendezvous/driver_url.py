@@ -1,7 +1,7 @@
 """A driver's address as text: ``https://HOST:PORT#sha256:FINGERPRINT``, or ``unix:/PATH`` on its own machine.
 
-Owns the text form. What stands behind the ``#`` is never sent: it tells the client which certificate to expect. Without
-it, the key that both ends hold has to do.
+Owns the text form. The part behind the ``#`` is never sent: it names the certificate that the client must expect.
+Without it, the shared key alone identifies the driver.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _log = logging.getLogger("elastic_driver")
 
 @dataclass(frozen=True, slots=True)
 class DriverUrl:
-    """Where the driver, or an agent, is, and how to know it.
+    """The address of the driver or an agent, and its certificate.
 
     Attributes:
         url: ``https://HOST:PORT`` or ``unix:/PATH``.
-        fingerprint: SHA-256 of its certificate, in hexadecimal digits; "" where that is not known, and for ``unix``.
+        fingerprint: SHA-256 of its certificate, in hexadecimal digits; "" if unknown, and for ``unix``.
     """
 
     url: str
@@ -35,10 +35,11 @@ class DriverUrl:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads one. ``http`` is read as ``https``, with one warning: links and notes of older versions say so.
+        """Parse an address. ``http`` is read as ``https``, with one warning: links and notes of older versions contain
+        it.
 
         Raises:
-            RendezvousProtocolError: it is none, or its fingerprint is.
+            RendezvousProtocolError: the address or its fingerprint is malformed.
         """
         url, has_fragment, fragment = text.strip().partition("#")
         if path_of(url) is not None and not has_fragment:
@@ -66,12 +67,12 @@ class DriverUrl:
 
     @property
     def socket(self) -> Path | None:
-        """Of this machine; None for an address."""
+        """The path of the Unix socket; None for a TCP address."""
         return path_of(self.url)
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port, where it is not a socket of this machine."""
+        """Host and port, if it is a TCP address."""
         parts = urlsplit(self.url)
         return parts.hostname or "", parts.port or 0
 

@@ -1,4 +1,4 @@
-"""Keys and values of the store, many as one body."""
+"""Encoding of many keys and values of the store in one body."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elastic_driver.errors import RendezvousProtocolError
 
 
 def pack_entries(entries: Sequence[tuple[str, bytes]]) -> bytes:
-    """Keys and values as one body: ``u32 count``, then for each ``u16 key length, key, u32 value length, value``.
+    """Encode keys and values: ``u32 count``, then for each ``u16 key length, key, u32 value length, value``.
 
     Little-endian; keys are UTF-8 and at most 65,535 bytes.
     """
@@ -21,10 +21,10 @@ def pack_entries(entries: Sequence[tuple[str, bytes]]) -> bytes:
 
 
 def unpack_entries(body: bytes) -> list[tuple[str, bytes]]:
-    """The inverse of :func:`pack_entries`.
+    """Decode what :func:`pack_entries` has encoded.
 
     Raises:
-        RendezvousProtocolError: the body is cut short, or longer than it says.
+        RendezvousProtocolError: the body is truncated, or has bytes left over.
     """
     entries: list[tuple[str, bytes]] = []
     try:

@@ -1,15 +1,15 @@
-"""Frames: how messages look on the connection between an agent and the driver.
+"""Frames: the encoding of messages on the connection between an agent and the driver.
 
 Owns the bytes. Pure: knows no socket and no clock, and gives messages no meaning. A frame carries any number of
-messages, so what is said in one turn of the loop takes one frame:
+messages; those sent in one turn of the loop share a frame:
 
     frame    length (4 bytes, of the rest) | first (8) | seen (8) | kept (8) | messages
     message  length of head (4) | length of blob (4) | head: JSON [name, {field: value}] | blob
 
-All integers are unsigned, big-endian. ``first`` is the number of the first message, the others follow it; 0 for
-messages that have none, see :mod:`~elastic_driver.rendezvous.channel`. ``seen`` is the number of the last message that
-the sender has taken, ``kept`` that of the last one of which nothing is lost when it dies. Nothing is encrypted or
-proven here: that is done by TLS, or by the kernel on one machine.
+All integers are unsigned, big-endian. ``first`` is the number of the first message, and the others follow it; 0 for
+messages without numbers (:mod:`~elastic_driver.rendezvous.channel`). ``seen`` is the number of the last message that
+the sender has received, ``kept`` that of the last one that survives the sender's death. TLS, or the kernel on one
+machine, provides encryption and authentication.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from elastic_driver.codec import CodecError, from_text, to_text
 from elastic_driver.errors import RendezvousProtocolError
 
-# A worker's outcome or function may be large; more than this is sent in pieces by who sends it.
+# A worker's outcome or function may be large; its sender splits anything larger than this.
 MAX_FRAME = 64 << 20
 _HEAD = struct.Struct("!IQQQ")
 _NUMBERS_BYTES = 24
@@ -39,19 +39,19 @@ class Message:
     blob: bytes = b""
 
     def pack(self) -> bytes:
-        """As it stands in a frame."""
+        """Encode the message for a frame."""
         head = to_text([self.name, self.fields]).encode()
         return _SIZES.pack(len(head), len(self.blob)) + head + self.blob
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What one frame says.
+    """The content of a frame.
 
     Attributes:
-        first: number of the first message; 0 when they have none.
-        seen: number of the last message that the sender has taken.
-        kept: number of the last message that outlives the sender, with all before it.
+        first: number of the first message; 0 if they have none.
+        seen: number of the last message that the sender has received.
+        kept: number of the last message that survives the sender's death, with all before it.
         messages: in order.
     """
 
@@ -62,16 +62,16 @@ class Frame:
 
 
 def pack_frame(first: int, seen: int, kept: int, packed: Sequence[bytes]) -> bytes:
-    """One frame of packed messages."""
+    """Encode a frame of packed messages."""
     length = _NUMBERS_BYTES + sum(map(len, packed))
     return b"".join((_HEAD.pack(length, first, seen, kept), *packed))
 
 
 class FrameReader:
-    """Reads the frames of one direction of one connection.
+    """Decodes the frames of one direction of one connection.
 
     Args:
-        most: bytes of one frame; may be raised when the peer has said who it is.
+        most: size limit of a frame, in bytes; may be raised once the peer is identified.
     """
 
     def __init__(self, *, most: int = MAX_FRAME) -> None:
@@ -79,10 +79,10 @@ class FrameReader:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that end in ``data``.
+        """Yield the frames completed by ``data``.
 
         Raises:
-            RendezvousProtocolError: what came is no frame.
+            RendezvousProtocolError: the data is not a frame.
         """
         rest = self._rest
         rest += data
@@ -101,10 +101,10 @@ class FrameReader:
 
 
 def messages_in(body: bytes) -> Iterator[Message]:
-    """The messages that are packed there, one behind the other.
+    """Yield the packed messages of a body.
 
     Raises:
-        RendezvousProtocolError: these are none.
+        RendezvousProtocolError: the body does not consist of messages.
     """
     at = 0
     while at < len(body):

@@ -1,7 +1,7 @@
-"""Where the running jobs of this user are found: a file for each, which only the user can read.
+"""The index of this user's running jobs: one file per job, which only the user can read.
 
-Owns the folder ($XDG_RUNTIME_DIR/elasticrun, else /tmp/elasticrun-UID) and the files in it. A file names the driver's
-socket. Its driver holds a lock on it for as long as it lives: a process id alone may be another's by now.
+Owns the folder ($XDG_RUNTIME_DIR/elasticrun, else /tmp/elasticrun-UID) and its files. A file names the driver's socket.
+The driver holds a lock on it as long as it lives: a process id alone may have been reused.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _NOT_FOUND = "elasticrun status, drain and end will not find this job: %s"
 
 @dataclass(frozen=True, slots=True)
 class JobFile(Body):
-    """What one file says.
+    """The content of a job's file.
 
     Attributes:
-        job_id: the job.
-        socket: of its driver: a path.
-        pid: of the driver, for who reads the file.
-        command: what it trains.
-        meets_at: the port on loopback at which its nodes meet, where all are on this machine; 0 where there are none.
-        journal: the folder of its journal; "" where it has none.
-        parent: the process that starts its driver again (:mod:`elastic_driver.system.process_name`); "" for none.
-        folder: the driver's working directory; "" where it is gone.
+        job_id: the job's id.
+        socket: path of the driver's socket.
+        pid: the driver's process id, for readers of the file.
+        command: the training command.
+        meets_at: the port on loopback where its nodes meet, if all are on this machine; 0 if there are none.
+        journal: the folder of its journal; "" without one.
+        parent: the process that restarts its driver (:mod:`elastic_driver.system.process_name`); "" for none.
+        folder: the driver's working directory; "" if it was removed.
     """
 
     job_id: str
@@ -53,7 +53,7 @@ class JobFile(Body):
 
     @property
     def url(self) -> str:
-        """Of its driver."""
+        """URL of the driver's socket."""
         return url_of(Path(self.socket))
 
 
@@ -64,7 +64,7 @@ class Posting:
         self._job = job
         self._path = path
         self._descriptor = descriptor
-        self._has_told = False  # that it cannot be written anew
+        self._has_told = False  # the warning that the file cannot be rewritten
 
     @classmethod
     def post(
@@ -77,31 +77,31 @@ class Posting:
         journal: Path | None = None,
         parent: str = "",
     ) -> Self | None:
-        """Writes it. Where that cannot be done, it is logged, and the job goes on without."""
+        """Write the file. A failure is logged, and the job continues without it."""
         kept_in = "" if journal is None else str(journal)
         folder = ""
-        with contextlib.suppress(OSError):  # somebody has removed it
+        with contextlib.suppress(OSError):  # the working directory was removed
             folder = os.getcwd()
         job = JobFile(job_id, str(socket), os.getpid(), tuple(command), meets_at, kept_in, parent, folder)
         for attempt in range(3):
             try:
                 posting = cls(job, *_write(job))
             except (OSError, SettingsError) as error:
-                # The last of the other jobs has ended at this moment, and taken the folder along.
+                # The last other job ended at this moment and removed the folder.
                 if isinstance(error, FileNotFoundError) and attempt < 2:
                     continue
                 _log.warning(_NOT_FOUND, with_path(error))
                 break
             else:
                 with contextlib.suppress(SettingsError):
-                    running_jobs()  # removes what drivers have left that were killed
+                    running_jobs()  # removes the files of killed drivers
                 return posting
         return None
 
     def renew(self, socket: Path) -> None:
-        """Writes it anew where somebody has removed it, or where the driver's socket is another one by now.
+        """Rewrite the file if somebody has removed it, or if the driver's socket has moved.
 
-        Where that cannot be done, it is logged once; the next time it may be.
+        A failure is logged once; the next call may succeed.
         """
         job = replace(self._job, socket=str(socket))
         if job == self._job and leads_to(self._path, self._descriptor):
@@ -117,31 +117,32 @@ class Posting:
             self._job, self._path, self._descriptor = job, path, descriptor
 
     def remove(self) -> None:
-        """Removes it, if it is there; the folder, too, if it was the last."""
+        """Remove the file, if it exists, and the folder if it was the last."""
         _remove(self._path)
         os.close(self._descriptor)
 
 
 def running_jobs() -> list[JobFile]:
-    """This user's jobs on this machine whose driver lives; files of others are removed, but for :func:`left_jobs`.
+    """Return this user's jobs on this machine whose driver is alive; other files are removed, except those of
+    :func:`left_jobs`.
 
     Raises:
-        SettingsError: the folder is not this user's alone, or cannot be read.
+        SettingsError: the folder is open to others, or cannot be read.
     """
     return [job for job, has_driver in _jobs() if has_driver]
 
 
 def left_jobs() -> list[JobFile]:
-    """Those whose driver has died and whose journal is there: it tells whether there is such a job.
+    """Return the jobs whose driver has died but whose journal exists, which shows whether the job still exists.
 
     Raises:
-        SettingsError: see :func:`running_jobs`.
+        SettingsError: as :func:`running_jobs`.
     """
     return [job for job, has_driver in _jobs() if not has_driver]
 
 
 def _jobs() -> list[tuple[JobFile, bool]]:
-    """All, and whether they have a driver."""
+    """Return all jobs, and whether each has a driver."""
     try:
         folder = _folder()
     except OSError as error:
@@ -157,14 +158,14 @@ def _jobs() -> list[tuple[JobFile, bool]]:
 
 
 def private_folder(*, make: bool = False) -> Path:
-    """The folder of the job files, where other things of this user's jobs may lie, too.
+    """Return the folder of the job files, which may also hold other files of this user's jobs.
 
     Args:
-        make: whether to make it where it is not there.
+        make: whether to create it if it is missing.
 
     Raises:
-        OSError: there is none.
-        SettingsError: it is another's, or open to others.
+        OSError: it does not exist.
+        SettingsError: it belongs to another user, or is open to others.
     """
     folder = _folder()
     if make:
@@ -175,18 +176,18 @@ def private_folder(*, make: bool = False) -> Path:
 
 
 def put_page(name: str, text: str) -> Path:
-    """Writes an HTML document that only this user can read, in place of the one before of that name.
+    """Write an HTML document that only this user can read, replacing an earlier one of that name.
 
     Args:
-        name: a job's id, with whose file it goes; or another, and then it stays.
+        name: a job's id, with whose file it is removed; or another name, and then it stays.
         text: the document.
 
     Returns:
-        Where it is.
+        Its path.
 
     Raises:
         OSError: it cannot be written.
-        SettingsError: the folder is another's, or open to others.
+        SettingsError: the folder belongs to another user, or is open to others.
     """
     folder, file = private_folder(make=True), f"{name}{_PAGE}"
     put_text(folder, file, text, mode=0o600)
@@ -201,11 +202,11 @@ def _folder() -> Path:
 
 
 def _check_private(folder: Path) -> None:
-    """Makes sure that the folder is this user's and nobody else can read or write it.
+    """Check that the folder belongs to this user, and that nobody else can read or write it.
 
     Raises:
-        OSError: there is none.
-        SettingsError: it is another's, or open to others.
+        OSError: it does not exist.
+        SettingsError: it belongs to another user, or is open to others.
     """
     why = why_not_private(folder.lstat())
     if why:
@@ -216,12 +217,12 @@ def _check_private(folder: Path) -> None:
 
 
 def _write(job: JobFile) -> tuple[Path, int]:
-    """The file, and the descriptor that holds its lock."""
+    """Write the file; return its path and the descriptor that holds its lock."""
     folder = private_folder(make=True)
     new = folder / f".{job.job_id}"
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        # Before it has its name: whoever finds it finds it whole and locked.
+        # Before the rename, so that readers always find it complete and locked.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(descriptor, job.to_json())
         path = new.with_name(f"{job.job_id}.json")
@@ -234,21 +235,20 @@ def _write(job: JobFile) -> tuple[Path, int]:
 
 
 def forget(job: JobFile) -> None:
-    """Removes the file of a job that is no more, and has no driver."""
+    """Remove the file of a job that no longer exists and has no driver."""
     with contextlib.suppress(OSError, SettingsError):
         _read(private_folder() / f"{job.job_id}.json", forgets=True)
 
 
 def _read(path: Path, *, forgets: bool = False) -> tuple[JobFile, bool] | None:
-    """What the file says, and whether its driver lives.
+    """Read a file, and find out whether its driver is alive.
 
     Args:
-        path: of the file.
-        forgets: whether it is not kept for its journal.
+        path: the file.
+        forgets: whether to remove it even if it names a journal.
 
     Returns:
-        None when it is no file of ours, or one of a driver that is dead, which is removed. One that names a journal
-        stays.
+        None if it is not a job's file, or its driver is dead; then it is removed, unless it names a journal.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -259,7 +259,7 @@ def _read(path: Path, *, forgets: bool = False) -> tuple[JobFile, bool] | None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            has_driver = True  # it holds it; or this disc knows no locks, and nobody can tell
+            has_driver = True  # the driver holds the lock; or this file system has no locks, and nobody can know
         job = None
         with contextlib.suppress(OSError, ValueError, RendezvousProtocolError):
             job = JobFile.from_json(file.read())
@@ -267,7 +267,7 @@ def _read(path: Path, *, forgets: bool = False) -> tuple[JobFile, bool] | None:
             return None if job is None else (job, True)
         if job is not None and job.journal and os.path.isdir(job.journal) and not forgets:
             return job, False
-        if leads_to(path, descriptor):  # else its driver has just written another in its place
+        if leads_to(path, descriptor):  # else its driver has just replaced it
             _remove(path)
         return None
 

@@ -1,6 +1,6 @@
 """The messages of the wire: every request and reply between workers and driver, as values with a JSON form.
 
-Owns shapes and bounds; :mod:`elastic_driver.codec` writes and reads them. Opens no socket. The paths are in
+Owns shapes and bounds; :mod:`elastic_driver.codec` encodes and decodes them. Opens no socket. The paths are in
 docs/design.md, "Wire".
 """
 
@@ -27,10 +27,10 @@ from elastic_driver.version import __version__
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
 API = "/v1"
-# What is larger goes in pieces: half of what a request to the driver may have.
+# Larger bodies are sent in pieces: half of the largest request that the driver accepts.
 PIECE_BYTES = 8 << 20
 
-# For people: what a log can hold of an error.
+# Text for people: cut to what a log can hold of an error.
 Text = Annotated[str, Cut(2000)]
 
 
@@ -38,21 +38,26 @@ class Body:
     """A dataclass that is the body of a request or an answer."""
 
     __slots__ = ()
-    _what: ClassVar[str] = "message"  # it is, for errors
+    _what: ClassVar[str] = "message"  # names the message in errors
 
     def to_json(self) -> bytes:
-        """UTF-8 JSON, one line of ASCII."""
+        """Encode as UTF-8 JSON: one line of ASCII."""
         return encode(type(self), self)
 
     @classmethod
     def from_json(cls, body: bytes) -> Self:
-        """Raises RendezvousProtocolError for anything that is not such a message."""
+        """Decode. Raises RendezvousProtocolError for anything that is not such a message."""
         value: Self = parse(cls, body, cls._what)
         return value
 
 
 def parse(kind: Any, body: bytes, what: str = "message") -> Any:
-    """A value of this type from JSON; ``what`` it is, for the error.
+    """Decode JSON to a value of this type.
+
+    Args:
+        kind: the type.
+        body: the JSON.
+        what: names the message in errors.
 
     Raises:
         RendezvousProtocolError: it is not JSON, or not of this type.
@@ -61,7 +66,7 @@ def parse(kind: Any, body: bytes, what: str = "message") -> Any:
     try:
         return from_data(kind, data)
     except CodecError as error:
-        # It is read strictly: mostly it has come from another version.
+        # Decoding is strict: most errors come from another version.
         raise RendezvousProtocolError(
             f"cannot read {what}: {error}; elastic_driver {__version__} reads it, and both ends need the same version"
         ) from None
@@ -75,7 +80,7 @@ def _json(body: bytes, what: str) -> Any:
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """A JSON object from bytes.
+    """Decode a JSON object.
 
     Raises:
         RendezvousProtocolError: it is not JSON, or not an object.
@@ -90,49 +95,49 @@ def parse_json(body: bytes) -> dict[str, Any]:
 class NextRoundRequest(Body):
     """``POST /v1/next-round``: the worker is READY and asks for its place in the next round.
 
-    Asking again (the connection broke, the long poll ran out) is harmless: it says the same level.
+    Repeating it (the connection broke, the long poll timed out) is harmless: it is a level, not an edge.
     """
 
     worker: WorkerId
     after_round: Count  # the last round this process was in; 0 for none
-    commits: Count  # commits of its state, as of its last restore point; 0 for a blank process
+    commits: Count  # commits of its state at its last restore point; 0 for a new process
     cause: ReadyCause
     detail: Text  # for the log: the error's text
-    backends: tuple[Backend, ...]  # what this process can use, best first
+    backends: tuple[Backend, ...]  # backends this process can use, best first
     pid: int
-    thread: int = 0  # the system's id of a thread that lives as long as the process; 0 for none
-    steps: Count = 0  # operations that it has finished since that restore point
+    thread: int = 0  # kernel id of a thread that lives as long as the process; 0 for none
+    steps: Count = 0  # operations finished since that restore point
     where: Text = ""  # the line of the user's code that the error came through, for people
-    raised: bool = False  # whether that code raised it, and not the library
-    unreachable: tuple[Count, ...] = ()  # ranks of that round that could not be reached, or acknowledged nothing
-    uncommitted_s: Seconds = 0.0  # for how long it had trained there since that restore point, if what it did is lost
+    raised: bool = False  # whether the user's code raised it, and not the library
+    unreachable: tuple[Count, ...] = ()  # ranks of that round that could not be reached or acknowledged nothing
+    uncommitted_s: Seconds = 0.0  # seconds it trained there since that restore point, if that work is lost
 
 
 class _NextRoundReply(Body):
-    """One of several kinds, which its JSON names."""
+    """One of several kinds of reply; the JSON names the kind."""
 
     __slots__ = ()
 
     def to_json(self) -> bytes:
-        """UTF-8 JSON."""
+        """Encode as UTF-8 JSON."""
         return encode(NextRoundReply, self)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundAssignment(_NextRoundReply):
-    """The answer to a READY worker that has a place: everything it needs to know of the round."""
+    """The answer to a READY worker that has a place: everything it needs for the round."""
 
     round_id: int
     slot: SlotInfo
     sync: bool  # whether members broadcast rank 0's state first; the same for all of them
-    commits: int  # commits of the state this round goes on from (rank 0's)
+    commits: int  # commits of the state that this round resumes from (rank 0's)
     backend: Backend
-    address: str = "127.0.0.1"  # of its own machine, on which the worker listens for the others
+    address: str = "127.0.0.1"  # address of its own machine, on which the worker listens for the others
 
 
 @dataclass(frozen=True, slots=True)
 class Removed(_NextRoundReply):
-    """The answer to a READY worker that has no place any more: it ends with exit code 0."""
+    """The answer to a READY worker that no longer has a place: it exits with code 0."""
 
     reason: str
 
@@ -148,10 +153,10 @@ NextRoundReply = RoundAssignment | Removed | JobOver
 
 
 def parse_next_round_reply(body: bytes) -> NextRoundReply:
-    """Reads the answer to ``POST /v1/next-round``.
+    """Decode the answer to ``POST /v1/next-round``.
 
     Raises:
-        RendezvousProtocolError: it is none of the three kinds.
+        RendezvousProtocolError: it is not one of the three kinds.
     """
     reply: NextRoundReply = parse(NextRoundReply, body)
     return reply
@@ -159,14 +164,14 @@ def parse_next_round_reply(body: bytes) -> NextRoundReply:
 
 @dataclass(frozen=True, slots=True)
 class DiscReport:
-    """What a worker that writes commits to disc says of its folder, with its heartbeats.
+    """The state of a worker's commit folder on disk, sent with its heartbeats.
 
     Attributes:
-        folder: the same for all workers that see the same folder.
-        where: its name, for messages.
-        written: the newest commit that the worker has put there; -1 for none yet.
+        folder: identifies the folder: equal for all workers that see the same one.
+        where: the folder's name, for messages.
+        written: the newest commit that the worker has written there; -1 for none yet.
         commits: commits of its state.
-        trouble: why the newest are not there; "" when there is nothing wrong.
+        trouble: why the newest commits are not there; "" if nothing is wrong.
         drivers: whether it is the folder that the job's driver has locked.
     """
 
@@ -180,17 +185,18 @@ class DiscReport:
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest(Body):
-    """``POST /v1/watch``: long poll of a member for the next notice newer than ``version``; its heartbeat, too.
+    """``POST /v1/watch``: a member's long poll for the next notice newer than ``version``; also its heartbeat.
 
     Attributes:
-        worker: who asks.
-        round_id: the round it is in.
-        version: of the last notice seen; 0 for none.
+        worker: the worker that asks.
+        round_id: its round.
+        version: version of the last notice it has seen; 0 for none.
         progress: grows with each operation that it finishes.
-        waiting: whether it waits for other members in one.
-        leaving: the last of this round, since the process has called shutdown(): silence is no news from here on.
-        exiting: likewise, since it runs its exit handlers: its end is to come.
-        disc: of its commits on disc; None when it writes none.
+        waiting: whether it waits in an operation for other members.
+        leaving: whether this is its last watch of the round, since the process called shutdown(): silence is expected
+            from here on.
+        exiting: likewise, since the process runs its exit handlers and is about to end.
+        disc: the state of its commits on disk; None if it writes none.
     """
 
     worker: WorkerId
@@ -205,7 +211,7 @@ class WatchRequest(Body):
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequest(Body):
-    """``POST /v1/leave``: a worker was told by a signal to leave. Answered 204, or 410 when it is to end at once."""
+    """``POST /v1/leave``: a signal asked a worker to leave. Answered 204, or 410 if it has to end at once."""
 
     worker: WorkerId
     signal: str
@@ -213,7 +219,7 @@ class LeaveRequest(Body):
 
 @dataclass(frozen=True, slots=True)
 class PublishRequest(Body):
-    """``POST /v1/publish``: may the commit that this worker has made in the round be on disc?"""
+    """``POST /v1/publish``: asks whether the commit that this worker has made in the round may be written to disk."""
 
     round_id: int
     commits: int
@@ -224,8 +230,8 @@ class PublishReply(Body):
     """The answer to a :class:`PublishRequest`.
 
     Attributes:
-        granted: whether it may.
-        reason: why not, in words; "" when it may.
+        granted: whether the commit may be written.
+        reason: why not, in words; "" if it may.
     """
 
     granted: bool
@@ -234,12 +240,12 @@ class PublishReply(Body):
 
 @dataclass(frozen=True, slots=True)
 class DrainHostRequest(Body):
-    """``POST /v1/drain``: the workers of a host are to leave; or, to undo that, it may have workers again.
+    """``POST /v1/drain``: asks the workers of a host to leave, or undoes that.
 
     Attributes:
-        hostname: which.
-        undo: whether it may have workers again.
-        within_s: the seconds that are left until its machine is gone; None when nobody has said. May be missing.
+        hostname: the host.
+        undo: whether the host may have workers again.
+        within_s: seconds until its machine is gone; None if unknown. May be omitted.
     """
 
     hostname: str
@@ -249,11 +255,11 @@ class DrainHostRequest(Body):
 
 @dataclass(frozen=True, slots=True)
 class DrainReply(Body):
-    """What comes of a :class:`DrainHostRequest`.
+    """The answer to a :class:`DrainHostRequest`.
 
     Attributes:
-        done: False when the job has no such host.
-        text: the same for people.
+        done: False if the job has no such host.
+        text: the result, for people.
     """
 
     done: bool
@@ -262,10 +268,10 @@ class DrainReply(Body):
 
 @dataclass(frozen=True, slots=True)
 class EndReply(Body):
-    """What comes of ``POST /v1/end``, which has no body.
+    """The answer to ``POST /v1/end``, which has no body.
 
     Attributes:
-        text: for people.
+        text: the result, for people.
     """
 
     text: str
@@ -273,10 +279,10 @@ class EndReply(Body):
 
 @dataclass(frozen=True, slots=True)
 class PageRequest(Body):
-    """``POST /v1/page``: a link to the job's page.
+    """``POST /v1/page``: asks for a link to the job's page.
 
     Attributes:
-        may_act: whether whoever logs in by it may act, and not only look.
+        may_act: whether a login by this link allows actions, and not only viewing.
     """
 
     may_act: bool
@@ -284,10 +290,10 @@ class PageRequest(Body):
 
 @dataclass(frozen=True, slots=True)
 class PageReply(Body):
-    """What comes of a :class:`PageRequest`.
+    """The answer to a :class:`PageRequest`.
 
     Attributes:
-        urls: links with the same code, the best first; at least one.
+        urls: links with the same code, best first; at least one.
     """
 
     urls: Annotated[list[str], Within(1, 100)] = field(repr=False)
@@ -295,12 +301,12 @@ class PageReply(Body):
 
 @dataclass(frozen=True, slots=True)
 class TokenReply(Body):
-    """Answer to ``POST /v1/token/ROLE``: with what the job is reached from elsewhere, as operator, reader or joiner.
+    """The answer to ``POST /v1/token/ROLE``: how to reach the job from elsewhere, as operator, reader or joiner.
 
     Attributes:
-        token: it; "" where no hosts may join.
-        url: of the driver, as people hand it on; "" without a token.
-        only_here: whether other machines cannot reach it there.
+        token: the role's token; "" if hosts may not join.
+        url: the driver's URL, for people to pass on; "" without a token.
+        only_here: whether that URL works on this machine only.
     """
 
     token: str = field(repr=False)
@@ -310,7 +316,7 @@ class TokenReply(Body):
 
 @dataclass(frozen=True, slots=True)
 class Notice(Body):
-    """What the members of a round are to know now. A level, not an edge: a later one replaces it whole."""
+    """The state that the members of a round have to react to. A level, not an edge: a newer one replaces it whole."""
 
     version: int  # grows with every change, over all rounds
     round_id: int
@@ -320,16 +326,15 @@ class Notice(Body):
 
 @dataclass(frozen=True, slots=True)
 class RunningReport(Body):
-    """``POST /v1/running``: the worker's contexts stand and its state is in step; it goes on training.
+    """``POST /v1/running``: the worker's contexts are set up and its state is in sync; it is training.
 
     Attributes:
-        worker: who says so.
-        round_id: in which round.
-        commits: of the state.
-        another: whether it has been through one training since it said so last, and begins the next: commits are
-            counted anew.
-        total: how many commits, or steps, the training has; 0 when nobody has said.
-        synced: whether it has the others' state.
+        worker: the worker that reports.
+        round_id: its round.
+        commits: commits of its state.
+        another: whether it has finished one training since its last report and begins the next: commits count anew.
+        total: how many commits, or steps, the training has; 0 if unknown.
+        synced: whether it has received the others' state.
     """
 
     worker: WorkerId
@@ -342,7 +347,7 @@ class RunningReport(Body):
 
 @dataclass(frozen=True, slots=True)
 class CallReply(Body):
-    """The answer to ``GET /v1/call``: the pickled call is in so many pieces, ``GET /v1/call/N``."""
+    """The answer to ``GET /v1/call``: the number of pieces of the pickled call, each at ``GET /v1/call/N``."""
 
     pieces: Count
 
@@ -353,8 +358,8 @@ class CheckupReply(Body):
 
     Attributes:
         unix_s: the driver's clock.
-        is_over: whether nobody else is waited for.
-        folders: where a job would write on each host, by the flag that names it.
+        is_over: whether the driver waits for no other worker.
+        folders: the folders that a job would write to on each host, by the flag that names each.
     """
 
     unix_s: float
@@ -364,7 +369,7 @@ class CheckupReply(Body):
 
 @dataclass(frozen=True, slots=True)
 class ServingReport(Body):
-    """``POST /v1/serving``: the server of this worker answers, at this port of its host."""
+    """``POST /v1/serving``: this worker's server accepts requests, at this port of its host."""
 
     worker: WorkerId
     port: Annotated[int, Within(1, 65535)]
@@ -372,11 +377,11 @@ class ServingReport(Body):
 
 @dataclass(frozen=True, slots=True)
 class ServersRequest(Body):
-    """``POST /v1/servers``: the chief asks for the servers, when they are others than those of ``version``.
+    """``POST /v1/servers``: the chief asks for the servers, once they differ from those of ``version``.
 
     Attributes:
-        version: of the last answer; 0 for none.
-        left: addresses of workers that it has taken out, and gives nothing any more.
+        version: version of the last answer; 0 for none.
+        left: addresses of workers that the chief has removed and gives no more work.
     """
 
     version: int
@@ -400,12 +405,12 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Servers(Body):
-    """The answer to a :class:`ServersRequest`: all servers that answer now.
+    """The answer to a :class:`ServersRequest`: all servers that accept requests now.
 
     Attributes:
         version: grows with each change.
         parameter_servers: their addresses, in the order of TF_CONFIG.
-        workers: those of the workers.
+        workers: the workers' servers.
     """
 
     version: int

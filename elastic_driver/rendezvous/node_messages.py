@@ -1,7 +1,7 @@
-"""What an agent of torchrun says to ``elasticrun rendezvous``, and is answered: ``POST /v1/nodes``.
+"""The messages between an agent of torchrun and ``elasticrun rendezvous``: ``POST /v1/nodes``.
 
 Owns shapes and validation; JSON both ways. Pure: knows no socket, clock or random source. A *node* is one such agent,
-with a number of its own; a *generation* is a set of nodes whose workers run together.
+with its own number; a *generation* is a set of nodes whose workers run together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from elastic_driver.codec import Within
 from elastic_driver.rendezvous.messages import Body
 
 MOST_NODES = 100_000
-# Of generations and versions: each is followed by another.
+# Of generations and versions; each must have a successor.
 _Number = Annotated[int, Within(0, 1 << 62)]
 _Start = Annotated[int, Within(0, 1 << 63)]
 _Nodes = Annotated[int, Within(1, MOST_NODES)]
@@ -24,30 +24,30 @@ _Seconds = Annotated[float, Within(0, 1e7)]
 
 
 class Saying(StrEnum):
-    """What a node says."""
+    """The kind of a node's request."""
 
-    JOIN = "join"  # its workers do not run: it asks for its place in a generation
-    BEAT = "beat"  # it lives
+    JOIN = "join"  # its workers do not run: it asks for a place in a generation
+    BEAT = "beat"  # a heartbeat
     LEAVE = "leave"  # it ends
 
 
 class Outcome(StrEnum):
     """How a node ends."""
 
-    SUCCEEDED = "succeeded"  # its workers have ended with 0
-    FAILED = "failed"  # they have not, and are not started again
-    LEFT = "left"  # it was told to end
+    SUCCEEDED = "succeeded"  # its workers have exited with 0
+    FAILED = "failed"  # they have not, and are not restarted
+    LEFT = "left"  # it was asked to end
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a job asks of its generations. All nodes of a job have the same.
+    """A job's requirements for its generations; the same on all its nodes.
 
     Attributes:
-        least: nodes, or none runs.
-        most: nodes; more wait as spares.
-        last_call_s: how long more are waited for when there are enough.
-        grow_now: whether a node that comes has the others restart their workers; else it waits until they do.
+        least: fewest nodes that run.
+        most: most nodes that run; further ones wait as spares.
+        last_call_s: how long to wait for more nodes once there are enough.
+        grow_now: whether a new node makes the others restart their workers; else it waits until they do.
         lost_s: how long a node may be silent.
     """
 
@@ -68,9 +68,9 @@ class Member:
 
     Attributes:
         node: its number; random hexadecimal digits.
-        name: of its host.
-        address: at which other nodes reach it.
-        port: at which it serves the store of its generation's workers, if they are of rank 0.
+        name: its host's name.
+        address: the address at which other nodes reach it.
+        port: the port at which it serves the store of its generation's workers, if it has rank 0.
     """
 
     node: Annotated[str, Within(1, 64)]
@@ -85,7 +85,7 @@ class Formed:
 
     Attributes:
         number: grows by 1.
-        scope: of the keys of its agents; no other generation ever has it.
+        scope: scope of its agents' keys; no other generation ever has it.
         members: in the order of their ranks.
     """
 
@@ -98,26 +98,26 @@ class Formed:
             raise ValueError("has a node twice")
 
     def rank_of(self, node: str) -> int | None:
-        """The node's rank; None when it is no member."""
+        """Return the node's rank; None if it is not a member."""
         return next((rank for rank, member in enumerate(self.members) if member.node == node), None)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest(Body):
-    """What a node says.
+    """A node's request.
 
     Attributes:
-        saying: what.
+        saying: its kind.
         job: the job's id (``--rdzv-id``).
-        member: who says it.
-        terms: of its job.
-        number: of the generation that it is in, or was in last; 0 before the first.
-        formed: that generation, where the service has asked for it: one that was started again learns from it what
-            there is. Else None.
-        version: of what it was answered last; it is answered at once when there is something else.
-        start: of the service that it was answered by last; 0 for none. Likewise.
-        wait_s: how long it may be parked.
-        outcome: how it ends, where it does.
+        member: the node.
+        terms: its job's terms.
+        number: number of its current or last generation; 0 before the first.
+        formed: that generation, if the service has asked for it: a restarted service learns from it which generations
+            exist. Else None.
+        version: version of the last answer; if the current one differs, the service answers at once.
+        start: the service's start as of the last answer, 0 for none; likewise.
+        wait_s: how long the request may be parked.
+        outcome: how the node ends, if it does.
     """
 
     saying: Saying
@@ -133,27 +133,27 @@ class NodeRequest(Body):
 
 
 class Standing(StrEnum):
-    """What a node is told of itself."""
+    """The state of a node, as the service reports it."""
 
-    PLACED = "placed"  # it is in a generation, and its workers run or are to be started
-    RESTART = "restart"  # its workers are to be stopped, and it is to join again
-    FORMING = "forming"  # it waits for others
+    PLACED = "placed"  # it is in a generation, and its workers run or have to be started
+    RESTART = "restart"  # it has to stop its workers and join again
+    FORMING = "forming"  # it waits for other nodes
     SPARE = "spare"  # it waits while a generation runs
     OVER = "over"  # the job has ended without it
-    UNKNOWN = "unknown"  # the service does not know its generation, and asks what it is
+    UNKNOWN = "unknown"  # the service does not know its generation, and asks for it
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReply(Body):
-    """What a node is answered.
+    """The answer to a node.
 
     Attributes:
-        standing: of the node.
-        why: in words.
-        version: of this answer.
-        formed: its generation, where it is placed in one.
-        after_loss: whether nodes of the one before it were lost: then its workers' end is no fault of theirs.
-        start: tells this start of the service from others; it keeps nothing over its own death.
+        standing: the node's state.
+        why: the reason, in words.
+        version: version of this answer.
+        formed: its generation, if it has a place in one.
+        after_loss: whether the generation before lost nodes: then its workers are not to blame for their end.
+        start: distinguishes this start of the service from others; it keeps nothing across restarts.
     """
 
     standing: Standing

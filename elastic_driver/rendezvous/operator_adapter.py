@@ -1,7 +1,7 @@
-"""For programs that speak to a driver with ``requests``: an adapter whose connections authenticate as the operator.
+"""An adapter for ``requests`` whose connections authenticate to a driver as the operator.
 
-Owns how a connection of ``requests`` is made by :mod:`~elastic_driver.rendezvous.connecting`. The driver's own commands
-do not use it: :mod:`~elastic_driver.rendezvous.client` is one client for all that workers and operators say.
+Owns how ``requests`` gets connections from :mod:`~elastic_driver.rendezvous.connecting`. The driver's own commands do
+not use it: :mod:`~elastic_driver.rendezvous.client` serves workers and operators alike.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CONNECT_S = 10.0
 
 
 class UnprovenError(requests.RequestException):
-    """What has answered did not prove to be the driver that this key is for."""
+    """The server that answered did not prove to be the driver that this key is for."""
 
 
 class OperatorAdapter(HTTPAdapter):
@@ -37,20 +37,18 @@ class OperatorAdapter(HTTPAdapter):
             session.mount(adapter.url, adapter)
             session.post(f"{adapter.url}/v1/drain", json={"hostname": "node1", "undo": False}, timeout=10)
 
-    Connections are kept, and may be used by several threads. No proxy is honoured; ``verify`` and ``cert`` of requests
-    have no meaning here: the driver's certificate is known by its fingerprint, and by the key that goes with it.
+    Connections are reused; several threads may share the adapter. Proxies are ignored, and so are ``verify`` and
+    ``cert`` of requests: the driver is identified by its certificate's fingerprint, and by the key.
 
     Args:
-        url: the driver's, as it prints it; without a fingerprint the key alone tells who it is.
-        key: the operator's, of one job.
-        source: where that was given, for messages ("the file token").
+        url: the driver's URL, as the driver prints it; without a fingerprint the key alone identifies the driver.
 
     Attributes:
-        url: for ``Session.mount``, and before each path: without the fingerprint.
+        url: the URL without the fingerprint, for ``Session.mount`` and before each path.
 
     Raises:
-        SettingsError: that is no key.
-        RendezvousProtocolError: that is no address.
+        SettingsError: the key is malformed.
+        RendezvousProtocolError: the URL is malformed.
     """
 
     def __init__(self, url: str, key: bytes, *, source: str = "") -> None:
@@ -63,19 +61,19 @@ class OperatorAdapter(HTTPAdapter):
 
     @classmethod
     def from_file(cls, url: str, path: str | os.PathLike[str]) -> Self:
-        """With the key in a file that ``elasticrun jobs --write-token FILE`` has written.
+        """Make an adapter with the key in a file written by ``elasticrun jobs --write-token FILE``.
 
         Raises:
-            SettingsError: it cannot be read, or holds none.
-            RendezvousProtocolError: that is no address.
+            SettingsError: the file cannot be read, or does not hold a key.
+            RendezvousProtocolError: the URL is malformed.
         """
         return cls(url, read_operator_key(Path(path)), source=f"the file {path}")
 
     def send(self, *args: Any, **options: Any) -> requests.Response:
-        """See HTTPAdapter.
+        """Send a request.
 
         Raises:
-            UnprovenError: what listens there is not the driver, or does not know this key; nothing was sent.
+            UnprovenError: the server there is not the driver, or does not know this key; nothing was sent.
         """
         try:
             return super().send(*args, **options)
@@ -83,18 +81,18 @@ class OperatorAdapter(HTTPAdapter):
             raise UnprovenError(f"cannot ask the driver at {self.url}: {error}") from error
 
     def get_connection(self, url: str | bytes, proxies: Mapping[str, str] | None = None) -> HTTPConnectionPool:
-        """See HTTPAdapter; of requests before 2.32."""
+        """Return the driver's connection pool; called by requests before 2.32."""
         return self._pool
 
     def get_connection_with_tls_context(self, *args: Any, **options: Any) -> HTTPConnectionPool:
-        """See HTTPAdapter."""
+        """Return the driver's connection pool."""
         return self._pool
 
     def cert_verify(self, *args: Any, **options: Any) -> None:
-        """See HTTPAdapter. Nobody vouches for a driver's certificate."""
+        """Do nothing: no authority vouches for a driver's certificate."""
 
     def close(self) -> None:
-        """See HTTPAdapter."""
+        """Close all connections."""
         super().close()
         self._pool.close()
 
@@ -110,7 +108,7 @@ class _Connection(HTTPConnection):
 
 
 class _Pool(HTTPConnectionPool):
-    # TLS and its certificate are not urllib3's business here.
+    # urllib3 handles neither TLS nor certificates here.
     ConnectionCls = _Connection
 
     def __init__(self, driver: DriverUrl, credential: Credential) -> None:

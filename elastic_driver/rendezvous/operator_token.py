@@ -1,6 +1,6 @@
-"""The operator's key, as its users keep it in a file: with it a job is asked for its status, drained and ended.
+"""The file with the operator's key, which allows its holder to ask for a job's status, drain hosts and end the job.
 
-Owns what such a file holds, and how it is read: by who asks, and by a driver that is given its key beforehand.
+Owns the file's content and how it is read: by commands, and by a driver that is given its key in advance.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from elastic_driver.system.safe_files import read_named
 
 
 def read_operator_key(path: Path) -> bytes:
-    """The key in a file, without the white space around it. Blocks while a pipe is written, for 30 s at most.
+    """Return the key in a file, stripped of white space. Blocks while a pipe is written, for 30 s at most.
 
     Raises:
-        SettingsError: the file cannot be read, or holds none.
+        SettingsError: the file cannot be read, or does not hold a key.
     """
     try:
         text = read_named(path, MOST_BYTES).decode()

@@ -1,8 +1,8 @@
-"""Routes: what can be asked of a server, by whom, and who answers.
+"""Routes: the requests that a server accepts, from which roles, and the functions that answer them.
 
-Owns the shape of a route, the table that finds one, and how answers and errors are written. Whoever owns a matter gives
-the routes for it (``Rounds.routes``). A server is made with all of its routes and knows paths and permissions only; the
-requests that come over an agent's connection are found in the same table (:mod:`elastic_driver.driver.agent_requests`).
+Owns the shape of a route, the table that finds one, and how answers and errors are written. Each component provides its
+own routes (``Rounds.routes``). A server is made with all of its routes and knows only paths and permissions; requests
+that arrive over an agent's connection use the same table (:mod:`elastic_driver.driver.agent_requests`).
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ CHIEF = frozenset({Role.CHIEF})
 ALL = frozenset({Role.WORKER, Role.OPERATOR, Role.READER})
 
 ANY_PATH = "**"
-# A wait that takes longer than a day is no wait any more.
+# Waits of more than a day are rejected as mistakes.
 _MAX_WAIT_S = 86400.0
 
 
 class NotAllowedError(RendezvousError):
-    """A peer asks for what its credential does not allow: it speaks for another worker."""
+    """The peer's credential does not allow the request: it speaks for another worker."""
 
 
 class Message(Protocol):
-    """A message that can be written."""
+    """A message that can be encoded."""
 
     def to_json(self) -> bytes:
-        """As JSON."""
+        """Encode as JSON."""
 
 
 class Deferred:
-    """An answer that needs the connection itself: it is given there later, or the connection changes its protocol."""
+    """An answer that needs the connection itself: it is sent there later, or the connection changes its protocol."""
 
     __slots__ = ()
 
     def begin(self, connection: Any) -> None:
-        """Take over.
+        """Take over the connection.
 
         Args:
             connection: a :class:`~elastic_driver.rendezvous.server.connection.Connection`.
@@ -64,7 +64,7 @@ class Deferred:
 RawAnswer = tuple[int, bytes]
 """Status and body."""
 Answer = RawAnswer | Message | dict[str, object] | None
-"""What a route answers: status and body; a message or JSON object, with status 200; or nothing, with status 204."""
+"""A route's answer: status and body; a message or JSON object, with status 200; or None, with status 204."""
 
 
 @dataclass(slots=True)
@@ -72,12 +72,11 @@ class RouteRequest:
     """A request.
 
     Attributes:
-        identity: of the peer, which has proven it.
-        path: what the stars of the route's path stand for; all parts of the path for ANY_PATH.
+        identity: the peer's authenticated identity.
+        path: the parts matched by the stars of the route's path; all parts of the path for ANY_PATH.
         query: the query's parameters.
-        body: as it came.
-        has_hung_up: whether the peer's connection has been closed from its side; what an answer would take from a
-            queue is for somebody else then.
+        body: the raw body.
+        has_hung_up: whether the peer has closed its connection; if so, an item of a queue must go to somebody else.
     """
 
     identity: Identity
@@ -87,10 +86,10 @@ class RouteRequest:
     has_hung_up: Callable[[], bool] = lambda: False
 
     def wait_s(self, default: float) -> float:
-        """How long the peer is ready to wait for the answer, seconds.
+        """Return how long the peer is ready to wait for the answer, in seconds.
 
         Raises:
-            RendezvousProtocolError: it does not say that in a number from 0 to a day.
+            RendezvousProtocolError: the value is not a number from 0 to a day.
         """
         text = self.query.get("wait_s")
         if text is None:
@@ -109,16 +108,16 @@ Answerer = Callable[[RouteRequest], Answer | Awaitable[Answer] | Deferred]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One thing that can be asked.
+    """A request that the server accepts.
 
     Attributes:
-        method: of HTTP.
-        path: under /v1, with ``*`` for a part that may be anything; or ANY_PATH, for what no other route has.
-        roles: who may ask.
-        answer: answers, at once or later. May raise RendezvousError; an awaitable is cancelled when nobody waits for it
-            any more.
-        is_polled: whether an answer that takes longer than the poll time is not waited for: 204, and the peer asks
-            again.
+        method: the HTTP method.
+        path: the path under /v1, with ``*`` for a part that may be anything; or ANY_PATH, for all that no other route
+            matches.
+        roles: the roles that may send it.
+        answer: answers it, at once or later. May raise RendezvousError; an awaitable is cancelled when nobody waits for
+            it any more.
+        is_polled: whether the request is long-polled: after the poll time it is answered 204, and the peer repeats it.
     """
 
     method: str
@@ -135,7 +134,7 @@ class RouteTable:
     """Finds the routes of a path.
 
     Args:
-        routes: all there are.
+        routes: all routes.
 
     Raises:
         ValueError: two of them have the same method and path.
@@ -161,10 +160,10 @@ class RouteTable:
         return path
 
     def find(self, parts: Sequence[str]) -> tuple[Mapping[bytes, Route], tuple[str, ...]]:
-        """The routes of a path by their methods (none for a path that does not exist), and what the stars stand for.
+        """Return the routes of a path by method (empty for an unknown path), and the parts that its stars match.
 
         Args:
-            parts: of the path under /v1, with nothing quoted in them.
+            parts: parts of the path under /v1, unquoted.
         """
         for path in self._paths.get(parts[0], ()):
             if len(parts) == len(path.parts):
@@ -180,8 +179,8 @@ class _Path:
     """A path, and its routes by method.
 
     Attributes:
-        words: what has to be where, but for the first part.
-        stars: where anything may be.
+        words: fixed parts and their positions, without the first.
+        stars: positions at which any part matches.
     """
 
     __slots__ = ("methods", "parts", "stars", "words")
@@ -199,22 +198,22 @@ _Request = TypeVar("_Request")
 
 
 class _OfWorker(Protocol):
-    """What a worker says, and whose words they are."""
+    """A message of a worker."""
 
     @property
     def worker(self) -> WorkerId:
-        """The worker that speaks."""
+        """The worker that the message is from."""
 
 
 _OfWorkerT = TypeVar("_OfWorkerT", bound=_OfWorker)
 
 
 def read(parse: Callable[[bytes], _Request], answer: Callable[[_Request], Answer | Awaitable[Answer]]) -> Answerer:
-    """Answers requests whose body is a message.
+    """Make an answerer for requests whose body is a message.
 
     Args:
-        parse: reads the body. Raises RendezvousProtocolError.
-        answer: answers it.
+        parse: decodes the body. Raises RendezvousProtocolError.
+        answer: answers the message.
     """
     return lambda request: answer(parse(request.body))
 
@@ -223,7 +222,7 @@ def read_own(
     parse: Callable[[bytes], _OfWorkerT],
     answer: Callable[[_OfWorkerT], Answer | Awaitable[Answer]],
 ) -> Answerer:
-    """Likewise, for messages that name the worker they are of: a worker speaks for itself only."""
+    """Like :func:`read`, for messages that name their worker: a worker may speak for itself only."""
 
     def check(request: RouteRequest) -> Answer | Awaitable[Answer]:
         said = parse(request.body)
@@ -235,20 +234,20 @@ def read_own(
 
 
 class WorkerRounds(Protocol):
-    """What workers ask of the server that they know, whoever that is."""
+    """The requests of workers that the driver and each agent serve."""
 
     def next_round(self, request: NextRoundRequest) -> Awaitable[NextRoundReply]:
-        """A worker is READY; the answer comes when its round is formed."""
+        """Answer a READY worker once its round is formed."""
 
     def watch(self, request: WatchRequest) -> Awaitable[Notice]:
-        """The next notice of the round. May raise StaleRoundError or RendezvousClosedError, at once or later."""
+        """Answer with the round's next notice. May raise StaleRoundError or RendezvousClosedError, at once or later."""
 
     def running(self, report: RunningReport) -> None:
-        """A member trains."""
+        """Record that a member trains."""
 
 
 def routes_of_rounds(rounds: WorkerRounds) -> Routes:
-    """What takes a worker into a round, and through it."""
+    """Return the routes that bring a worker into a round, and through it."""
     return (
         Route("POST", "next-round", WORKER, read_own(NextRoundRequest.from_json, rounds.next_round), is_polled=True),
         Route("POST", "watch", WORKER, read_own(WatchRequest.from_json, rounds.watch), is_polled=True),
@@ -257,10 +256,10 @@ def routes_of_rounds(rounds: WorkerRounds) -> Routes:
 
 
 def integer(text: str, name: str) -> int:
-    """A number of a path or query that is not below 0.
+    """Parse a non-negative integer of a path or query.
 
     Raises:
-        RendezvousProtocolError: it is none.
+        RendezvousProtocolError: it is not one.
     """
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
         raise RendezvousProtocolError(f"cannot read {name} {text!r}: not a number")
@@ -271,7 +270,7 @@ def integer(text: str, name: str) -> int:
 
 
 def written(answer: Answer) -> RawAnswer:
-    """Status and body of an answer."""
+    """Return status and body of an answer."""
     if answer is None:
         return 204, b""
     if isinstance(answer, tuple):
@@ -280,7 +279,7 @@ def written(answer: Answer) -> RawAnswer:
 
 
 def error_body(error: Exception | str) -> bytes:
-    """The JSON object that every answer from 400 up has."""
+    """Return the JSON body of an error (status 400 and above)."""
     data: dict[str, object] = {"error": str(error)}
     if isinstance(error, StaleRoundError):
         data |= {"round_id": error.round_id, "current_round_id": error.current_round_id}
@@ -288,7 +287,7 @@ def error_body(error: Exception | str) -> bytes:
 
 
 def refusal(error: RendezvousError) -> RawAnswer:
-    """Status and body for an error that a route raises on purpose."""
+    """Return status and body for an error that a route raises on purpose."""
     match error:
         case StaleRoundError():
             status = 409
@@ -302,15 +301,15 @@ def refusal(error: RendezvousError) -> RawAnswer:
 
 
 def unknown(path: str) -> RawAnswer:
-    """Status and body for a path under /v1 that does not exist."""
+    """Return status and body for an unknown path under /v1."""
     return 404, error_body(f"no such path: {API}/{path}")
 
 
 def peer_name(identity: Identity) -> str:
-    """A peer in a sentence: a worker by its name, others by their role."""
+    """Name a peer in a sentence: a worker by its name, others by their role."""
     return role_name(identity.role) if identity.worker is None else f"worker {identity.worker}"
 
 
 def role_name(role: Role) -> str:
-    """A role in a sentence."""
+    """Name a role in a sentence, with its article."""
     return f"{'an' if role[0] in 'aeiou' else 'a'} {role}"

@@ -1,8 +1,7 @@
-"""A torch Store's side of the wire, without torch: one call for each thing that can be asked.
+"""The client side of a torch Store, without torch.
 
-Owns the numbers by which the server tells a request that comes again from another, pieces, and how long is waited
-altogether. Every request is repeated until it is answered, by the client below. May be used by several threads at once,
-and after a fork in the child too.
+Owns the request numbers by which the server recognises a retry, pieces of large messages, and the total waiting time.
+The client below retries each request until it is answered. Thread-safe, and usable in the child after a fork.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.messages import PIECE_BYTES
 from elastic_driver.rendezvous.store_messages import StoreOp, StoreReply, StoreRequest, pieces_of
 
-# The server lets nothing wait for longer in one request.
+# The server parks no request for longer.
 _POLL_S = 30.0
 
 
 class StoreClient:
-    """See above.
+    """Sends the requests of one torch Store.
 
     Args:
         client: the connections.
-        scope: whose keys; other scopes have others.
+        scope: the Store's scope; no other scope shares its keys.
     """
 
     def __init__(self, client: RendezvousClient, scope: str) -> None:
@@ -34,7 +33,7 @@ class StoreClient:
         self._begin_process()
 
     def _begin_process(self) -> None:
-        """A forked child is another client: its parent goes on with the numbers."""
+        """Become a new client in a forked child: the parent keeps its numbers."""
         self._pid = os.getpid()
         self._lock = threading.Lock()  # guards all below
         self._name = int.from_bytes(os.urandom(8), "little") or 1
@@ -43,19 +42,19 @@ class StoreClient:
         self._instance = 0
 
     def ask(self, op: StoreOp, parts: Sequence[bytes], *, wait_s: float = 0.0) -> Sequence[bytes] | None:
-        """Asks, and blocks until there is an answer.
+        """Send a request, and block until it is answered.
 
         Args:
-            op: what.
-            parts: see StoreOp.
+            op: the operation.
+            parts: its parts, as listed at StoreOp.
             wait_s: how long it may wait for keys.
 
         Returns:
-            The parts of the answer; None when keys have not come in time.
+            The parts of the answer; None if keys were not set in time.
 
         Raises:
-            RendezvousClosedError: the server was started anew, and is empty; or the client below is closed.
-            RendezvousProtocolError: it cannot be done.
+            RendezvousClosedError: the server was restarted, and is empty; or the client below is closed.
+            RendezvousProtocolError: the request cannot be served.
             RendezvousError: the server cannot be reached.
         """
         if os.getpid() != self._pid:
@@ -89,7 +88,7 @@ class StoreClient:
             whole = []
             for place in range(reply.pieces):
                 piece_reply = self._send(self._request(StoreOp.REST, (str(place).encode(),), number))
-                assert piece_reply is not None  # nothing of it waits
+                assert piece_reply is not None  # pieces never wait
                 whole.append(piece_reply.parts[0])
             reply = StoreReply.from_bytes(b"".join(whole))
         return reply

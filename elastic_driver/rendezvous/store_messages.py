@@ -1,4 +1,4 @@
-"""What a torch Store asks of the rendezvous, and is answered: bytes both ways, in ``POST /v1/store``.
+"""The requests of a torch Store to the rendezvous, and their answers: bytes both ways, in ``POST /v1/store``.
 
 Owns shapes and validation. Pure: knows no socket, clock or random source. All integers are little-endian:
 
@@ -6,10 +6,9 @@ Owns shapes and validation. Pure: knows no socket, clock or random source. All i
     reply    instance (8), pieces (4) | parts
     parts    count (4), then for each: length (4), bytes
 
-``instance`` tells one start of the server from the next, whose store is empty. ``client`` and ``number`` tell one
-request from all others, so that what is asked again because an answer was lost is not done twice; all numbers below
-``done`` have been answered. What is larger than :data:`PIECE_BYTES` travels in pieces, so that nothing else has to wait
-for it.
+``instance`` distinguishes one start of the server from the next, whose store is empty. ``client`` and ``number``
+identify a request, so that a retry after a lost answer is not carried out twice; all numbers below ``done`` have been
+answered. Messages above :data:`PIECE_BYTES` are sent in pieces, so that nothing else has to wait for them.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.rendezvous.messages import PIECE_BYTES
 
 MOST_VALUE_BYTES = 100 << 20
-"""Of one value. TCPStore takes 8 MB."""
+"""Limit of a value. TCPStore accepts 8 MB."""
 MOST_PIECES = -(-2 * MOST_VALUE_BYTES // PIECE_BYTES)
-"""Of one request or answer: compare_set sends two values."""
+"""Limit of a request or answer: compare_set sends two values."""
 MOST_PARTS = 65_536
-"""Of one request. A group of 10,000 ranks waits for as many keys."""
+"""Limit of a request. A group of 10,000 ranks waits for as many keys."""
 
 _REQUEST = struct.Struct("<BQQQQdH")
 _REPLY = struct.Struct("<QI")
@@ -37,25 +36,25 @@ _COUNT = struct.Struct("<I")
 
 
 class StoreOp(IntEnum):
-    """What is asked; behind it the parts of the request, and of the answer."""
+    """The operations; each comment lists the parts of the request: the parts of the answer."""
 
     SET = 1  # key, value, key, value, ...: all at once
-    GET = 2  # keys: their values, when all are there
-    WAIT = 3  # keys: nothing, when all are there
-    CHECK = 4  # keys: b"1" when all are there, else b"0"
+    GET = 2  # keys: their values, once all are set
+    WAIT = 3  # keys: nothing, once all are set
+    CHECK = 4  # keys: b"1" if all are set, else b"0"
     ADD = 5  # key, number: the sum
-    COMPARE_SET = 6  # key, expected value, new one: the value that it has now
+    COMPARE_SET = 6  # key, expected value, new value: the current value
     APPEND = 7  # key, value
-    DELETE = 8  # key: b"1" when it was there, else b"0"
-    COUNT = 9  # : how many keys there are
+    DELETE = 8  # key: b"1" if it was set, else b"0"
+    COUNT = 9  # : the number of keys
     KEYS = 10  # : all keys
-    PUSH = 11  # key, value: puts it at the end of the queue
-    POP = 12  # key: the first of the queue, when there is one
-    LENGTH = 13  # key: how many the queue has
+    PUSH = 11  # key, value: appends it to the queue
+    POP = 12  # key: the first item of the queue, once there is one
+    LENGTH = 13  # key: length of the queue
     DROP = 14  # : forgets the scope
-    PIECE = 15  # number of a piece, and the piece of the request that has this number
-    WHOLE = 16  # number of pieces: the request that was sent in them
-    REST = 17  # number of a piece: of the answer to the request of this number
+    PIECE = 15  # number of a piece, and that piece of this request
+    WHOLE = 16  # number of pieces: the answer to the request sent in pieces
+    REST = 17  # number of a piece: that piece of the answer to this request
 
 
 CHANGING = frozenset(
@@ -70,22 +69,22 @@ CHANGING = frozenset(
         StoreOp.DROP,
     }
 )
-"""What is not to be done twice."""
+"""Operations that must not be carried out twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreRequest:
-    """One request.
+    """A request.
 
     Attributes:
-        op: what is asked.
-        scope: whose keys; scopes know nothing of each other.
-        parts: see StoreOp.
-        wait_s: how long it may wait, seconds.
-        instance: of the server, as the client has met it; 0 for the first request.
-        client: who asks; random.
-        number: of the request, from 1 for each client.
-        done: all numbers of this client below it have been answered.
+        op: the operation.
+        scope: the scope of the keys; scopes are independent.
+        parts: as listed at StoreOp.
+        wait_s: how long it may wait, in seconds.
+        instance: the server's instance as the client knows it; 0 for the first request.
+        client: random number of the client.
+        number: number of the request, from 1 for each client.
+        done: all of this client's numbers below it have been answered.
     """
 
     op: StoreOp
@@ -98,14 +97,14 @@ class StoreRequest:
     done: int = 0
 
     def to_bytes(self) -> bytes:
-        """As it travels."""
+        """Encode the request."""
         scope = self.scope.encode()
         head = _REQUEST.pack(self.op, self.instance, self.client, self.number, self.done, self.wait_s, len(scope))
         return b"".join((head, scope, *_packed(self.parts)))
 
     @classmethod
     def from_bytes(cls, body: bytes) -> Self:
-        """Raises RendezvousProtocolError for anything that is not such a request."""
+        """Decode. Raises RendezvousProtocolError for anything that is not such a request."""
         try:
             op, instance, client, number, done, wait_s, length = _REQUEST.unpack_from(body)
             end = _REQUEST.size + length
@@ -121,12 +120,12 @@ class StoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class StoreReply:
-    """One answer.
+    """An answer.
 
     Attributes:
-        instance: of the server.
-        parts: see StoreOp.
-        pieces: 0; or the answer is large, and is asked for in so many pieces.
+        instance: the server's instance.
+        parts: as listed at StoreOp.
+        pieces: 0; or the number of pieces in which a large answer has to be fetched.
     """
 
     instance: int
@@ -134,12 +133,12 @@ class StoreReply:
     pieces: int = 0
 
     def to_bytes(self) -> bytes:
-        """As it travels."""
+        """Encode the answer."""
         return b"".join((_REPLY.pack(self.instance, self.pieces), *_packed(self.parts)))
 
     @classmethod
     def from_bytes(cls, body: bytes) -> Self:
-        """Raises RendezvousProtocolError for anything that is not such an answer."""
+        """Decode. Raises RendezvousProtocolError for anything that is not such an answer."""
         try:
             instance, pieces = _REPLY.unpack_from(body)
         except struct.error as error:
@@ -148,19 +147,19 @@ class StoreReply:
 
 
 def pieces_of(body: bytes) -> list[bytes]:
-    """What is too large for one message."""
+    """Split a body that is too large for one message."""
     view = memoryview(body)
     return [bytes(view[start : start + PIECE_BYTES]) for start in range(0, len(body), PIECE_BYTES)]
 
 
 def number_in(part: bytes, what: str) -> int:
-    """A whole number as it stands in a part, or in a value.
+    """Parse a whole number in a part or a value.
 
     Raises:
-        RendezvousProtocolError: it is none, or is too large for torch.
+        RendezvousProtocolError: it is not one, or is too large for torch.
     """
     try:
-        number = int(part) if len(part) <= 20 else 1 << 64  # Python's int reads on for ever
+        number = int(part) if len(part) <= 20 else 1 << 64  # Python's int has no limit
     except ValueError:
         raise RendezvousProtocolError(f"cannot read {what}: {part[:40]!r} is not a whole number") from None
     if not -(1 << 63) <= number < 1 << 63:

@@ -1,7 +1,7 @@
-"""Who answers at the driver's address and does not prove to be the driver: what that means, as an error and in words.
+"""Errors for a server at the driver's address that does not prove to be the driver.
 
-Owns the words for clients and agents. What they do about it is theirs, and so is what a user is told to do. Each text
-goes on behind "cannot ask the driver at ADDRESS: ".
+Owns the texts for clients and agents, each of which follows "cannot ask the driver at ADDRESS: ". Callers decide how to
+react and what to advise the user.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from elastic_driver.rendezvous.authentication import OtherKeyError, RefusedAuthe
 from elastic_driver.rendezvous.credentials import Credential, Role
 
 NO_PROOF = "what answers there does not prove to be this job's driver"
-# Whose token or key it is, and what else may answer there. Others have keys that no person has typed or copied.
+# The name of each role's secret, and what else may answer there. Other roles have keys that no person types or copies.
 _SECRETS = {Role.JOINER: "join token", Role.OPERATOR: "operator's key", Role.MEMBER: "token"}
 _OTHERS = {
     Role.JOINER: ("another job's driver", "this job's"),
@@ -21,25 +21,25 @@ _OTHERS = {
 
 
 def other_certificate() -> OtherCertificateError:
-    """Whoever has given the address has also told the certificate, and this is another."""
+    """The certificate is not the one that came with the address."""
     return OtherCertificateError(
         "the certificate there is not the one that the URL names: another driver answers there, or it was started anew"
     )
 
 
 def no_tls() -> NoTlsError:
-    """Its handshake has failed."""
+    """The TLS handshake has failed."""
     return NoTlsError(
         "what answers there does not speak TLS 1.3: it is another program, or an elastic_driver of another version"
     )
 
 
 def no_proof(error: Exception, credential: Credential, *, is_driver: bool) -> StrangerError | WrongTokenError:
-    """What it means that the exchange has failed.
+    """Return the error for a failed exchange.
 
     Args:
-        error: how.
-        credential: with which.
+        error: the failure.
+        credential: the client's credential.
         is_driver: whether the certificate is known to be the driver's.
     """
     if isinstance(error, RefusedAuthenticationError):

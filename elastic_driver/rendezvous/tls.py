@@ -1,14 +1,14 @@
 """TLS between a plain transport and a protocol, in pieces of a bounded size.
 
-Owns the handshake, records, flow control and the end of one connection, and whose turn it is. Certificates are the
-business of :mod:`~elastic_driver.rendezvous.certificate`; whom to trust is the protocol's.
+Owns the handshake, records, flow control and closing of one connection, and the order in which connections are served.
+:mod:`~elastic_driver.rendezvous.certificate` owns certificates; the protocol decides whom to trust.
 
-The event loops have TLS of their own. It takes all that a peer has sent in one turn of the loop, and OpenSSL answers
-each KeyUpdate in it: a stranger who sends megabytes of them stops the loop for seconds. Here a peer that has not been
-trusted (:meth:`TlsTransport.trust`) is read from in pieces of 4 KiB, and all such peers together get eight of them a
-turn. When very many come at once their handshakes are made in the order in which they came, and none for a peer that
-has hung up meanwhile: whoever gives up after some seconds and tries again costs the others no time. Otherwise a
-:class:`TlsTransport` behaves as asyncio's transports do, and has a half-close as TCP does.
+The event loops have their own TLS. It processes everything that a peer has sent in one turn of the loop, and OpenSSL
+answers each KeyUpdate in it: a stranger that sends megabytes of them stops the loop for seconds. Here an untrusted peer
+(:meth:`TlsTransport.trust`) is read in pieces of 4 KiB, and all such peers together get eight pieces a turn. When very
+many connect at once their handshakes are served in the order of arrival, except those of peers that have hung up
+meanwhile: a peer that gives up after some seconds and retries does not delay the others. Otherwise a
+:class:`TlsTransport` behaves like asyncio's transports, and supports half-close as TCP does.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-# What is read of a stranger at once: a ClientHello, or 150 KeyUpdates, which take 3 ms.
+# Read from a stranger at once: a ClientHello, or 150 KeyUpdates, which take 3 ms.
 _PIECE = 4 << 10
-# Pieces a turn, of all strangers: 4 ms of handshakes, or 20 ms of KeyUpdates.
+# Pieces a turn, for all strangers: 4 ms of handshakes, or 20 ms of KeyUpdates.
 _PIECES_A_TURN = 8
-# A peer needs two or three to prove itself. While one of these waits for its turn, it is not the peer that is slow.
+# A peer needs two or three pieces to authenticate. While one of these waits for its turn, the peer is not to blame.
 _FIRST_PIECES = 8
-# Whose turn it is first, of four pieces: no kind waits for all of another. A handshake that has begun goes before one
-# that has not: were all begun at once, a driver that is slow with them would end none before its peers give up.
+# Which lane is served first, in a cycle of four pieces: no lane waits for all of another. Begun handshakes go before
+# new ones: if all were begun at once, a slow driver would finish none before its peers give up.
 _NEW, _BEGUN, _SHAKEN, _OTHERS = range(4)
 _ORDERS = (
     (_BEGUN, _NEW, _SHAKEN, _OTHERS),
@@ -36,26 +36,27 @@ _ORDERS = (
     (_BEGUN, _NEW, _SHAKEN, _OTHERS),
     (_OTHERS, _SHAKEN, _BEGUN, _NEW),
 )
-# When whoever waited for its turn at the end of its handshake's time is looked at again.
+# How long a handshake that timed out while waiting for its turn is extended.
 _AGAIN_S = 0.1
 # tcpi_state, the first byte of Linux's struct tcp_info.
 _ESTABLISHED = 1
-# What is read of a trusted peer at once, as the loops do.
+# Read from a trusted peer at once, as the event loops do.
 _READ = 256 << 10
-# What is handed over at once. Above 128 KiB glibc maps each of them anew, which took longer than to decrypt it.
+# Delivered at once. Above 128 KiB glibc maps each buffer anew, which takes longer than decrypting it.
 _PLAIN = 64 << 10
-# What the socket has not taken when no more is encrypted: of a stranger, which may not read at all, and of others.
+# Encryption stops at this much data that the socket has not sent: of a stranger, which may not read at all, and of
+# others.
 _HIGH_WATER, _TRUSTED_HIGH_WATER = 64 << 10, 256 << 10
-# As much is encrypted, and handed to it, at once.
+# Encrypted, and written to the socket, at once.
 _CHUNK = 64 << 10
 
 
 class Turns:
-    """What the connections of a loop share: the turns of strangers, and buffers.
+    """State shared by the connections of a loop: the turns of strangers, and buffers.
 
     Attributes:
-        read: what comes from the socket; valid until the loop reads again.
-        plain: what is decrypted of it.
+        read: buffer for the socket's data; valid until the loop reads again.
+        plain: buffer for decrypted data.
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class Turns:
         self.plain = memoryview(bytearray(_PLAIN))
 
     def wait(self, layer: TlsLayer) -> None:
-        """Calls the layer's :meth:`~TlsLayer.take_turn` once, not before the next turn of the loop."""
+        """Call the layer's :meth:`~TlsLayer.take_turn` once, not before the next turn of the loop."""
         self._lanes[layer.lane].append(layer)
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -86,7 +87,7 @@ class Turns:
 
 
 def _next(lane: deque[TlsLayer]) -> TlsLayer | None:
-    """Whose turn it is. Who has gone meanwhile has none: whoever comes and goes would hold up those behind."""
+    """Return the next layer. Peers that have hung up are skipped: otherwise short-lived ones would delay the others."""
     while lane:
         layer = lane.popleft()
         if not layer.is_closing and not layer.is_given_up():
@@ -95,28 +96,28 @@ def _next(lane: deque[TlsLayer]) -> TlsLayer | None:
 
 
 class TlsLayer(asyncio.BufferedProtocol):
-    """The protocol of a plain transport; what it decrypts goes to the protocol above.
+    """The protocol of a plain transport; the decrypted data goes to the protocol above.
 
-    That one's ``connection_made`` is called once hands are shaken, its ``connection_lost`` only after that.
+    The upper protocol's ``connection_made`` is called after the handshake, its ``connection_lost`` only after that.
 
     Args:
-        context: of a server, or a client.
+        context: of a server or a client.
         protocol: makes the protocol above.
         turns: shared by all connections of the loop.
-        handshake_s: how long the handshake may take.
-        server_side: which end this is.
-        server_hostname: which server a client asks for.
-        on_shaken: told once that the handshake is over: None before ``connection_made``, or why it has failed, when
-            the connection is gone.
+        handshake_s: time limit of the handshake.
+        server_side: whether this is the server's end.
+        server_hostname: the server that a client asks for.
+        on_shaken: called once when the handshake is over: with None before ``connection_made``, or with the reason of
+            its failure once the connection is gone.
 
     Attributes:
-        is_shaken: whether the handshake is over and well.
-        object: OpenSSL's end of it; gone when the connection is.
-        transport: what the protocol above gets.
+        is_shaken: whether the handshake has succeeded.
+        object: OpenSSL's end; deleted with the connection.
+        transport: the transport of the protocol above.
         socket: the plain transport below.
-        protocol: above, once hands are shaken.
-        waits: whether something of the peer waits for its turn.
-        is_paused: whether the protocol reads nothing for now.
+        protocol: the protocol above, after the handshake.
+        waits: whether received data waits for its turn.
+        is_paused: whether the protocol has paused reading.
     """
 
     def __init__(
@@ -143,27 +144,27 @@ class TlsLayer(asyncio.BufferedProtocol):
         self.protocol: asyncio.Protocol
         self.transport = TlsTransport(self)
         self._timer: asyncio.TimerHandle | None = None
-        self._error: Exception | None = None  # the first, which is what the protocol is told
+        self._error: Exception | None = None  # the first one, which is reported to the protocol
         # Reading.
         self._is_trusted = False
-        self._pieces = 0  # that have had their turn
-        self.waits = False  # with what is in _incoming
+        self._pieces = 0  # pieces that had their turn
+        self.waits = False  # data in _incoming waits for its turn
         self.is_paused = False
         self._is_reading = True
         self._peer_ended = False  # it has sent close_notify
         # Writing.
         self._unsent: deque[memoryview] = deque()  # not encrypted yet
         self._unsent_bytes = 0
-        self._is_blocked = False  # the socket has enough
+        self._is_blocked = False  # the socket's buffer is full
         self._told_to_pause = False
-        self._eof_written = False  # nothing more is written
-        self._end_sent = False  # close_notify
+        self._eof_written = False  # nothing more will be written
+        self._end_sent = False  # close_notify was sent
         self._is_closing = False
 
     # --- the transport below ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.BufferedProtocol."""
+        """Take the plain transport and start the handshake."""
         self.socket = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self.socket.set_write_buffer_limits(_HIGH_WATER)
         loop = asyncio.get_running_loop()
@@ -172,11 +173,11 @@ class TlsLayer(asyncio.BufferedProtocol):
             self._work()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """See asyncio.BufferedProtocol."""
+        """Return the shared buffer, cut for an untrusted peer."""
         return self._turns.read if self._is_trusted else self._turns.read[:_PIECE]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """See asyncio.BufferedProtocol."""
+        """Decrypt the received bytes, now or in a later turn."""
         if self._is_closing or self._peer_ended:
             return
         self._incoming.write(self._turns.read[:nbytes])
@@ -186,7 +187,7 @@ class TlsLayer(asyncio.BufferedProtocol):
             self._wait()
 
     def eof_received(self) -> bool:
-        """See asyncio.BufferedProtocol. Closes by itself, behind what was written."""
+        """Close after what was written; returns True because the layer closes the transport itself."""
         if not (self._peer_ended or self._is_closing):
             if not self.is_shaken:
                 self._fail(ConnectionResetError("the connection was closed during its TLS handshake"))
@@ -196,7 +197,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         return True
 
     def pause_writing(self) -> None:
-        """See asyncio.BufferedProtocol."""
+        """Pause the protocol above while the socket's buffer is full."""
         self._is_blocked = True
         if self.is_shaken and not self._told_to_pause:
             self._told_to_pause = True
@@ -204,7 +205,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._read_or_not()
 
     def resume_writing(self) -> None:
-        """See asyncio.BufferedProtocol."""
+        """Send unsent data, and resume the protocol above."""
         self._is_blocked = False
         self._send()
         if self._told_to_pause and not self._is_blocked:
@@ -213,7 +214,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._read_or_not()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.BufferedProtocol."""
+        """Report the loss to the protocol above, or to ``on_shaken``."""
         self._cancel_timer()
         self._is_closing = True
         self._drop_unsent()
@@ -222,26 +223,28 @@ class TlsLayer(asyncio.BufferedProtocol):
             self._tell(self.protocol.connection_lost, error)
         else:
             self._on_shaken(error or ConnectionAbortedError("the connection was cut during its TLS handshake"))
-        # Layer, transport and protocol are a circle. OpenSSL's 40 KB do not wait for the garbage collector, which comes
-        # late to a large process: whoever comes and goes would fill the memory.
+        # Layer, transport and protocol form a cycle. OpenSSL's 40 KB must not wait for the garbage collector, which
+        # runs rarely in a large process: short-lived connections would fill the memory.
         del self.object, self._incoming, self._outgoing
 
     # --- its turn --------------------------------------------------------------------------------------------------
 
     @property
     def is_new(self) -> bool:
-        """Whether the peer has not had the turns yet that it needs to prove itself, and it is not it that is slow."""
+        """Whether the peer still needs turns to authenticate, and does read what it is sent."""
         return self._pieces < _FIRST_PIECES and not self._is_blocked
 
     @property
     def lane(self) -> int:
-        """Among whom it waits for its turn."""
+        """The lane in which it waits for its turn."""
         if self._pieces >= _FIRST_PIECES:
             return _OTHERS
         return _SHAKEN if self.is_shaken else _BEGUN if self._pieces else _NEW
 
     def is_given_up(self) -> bool:
-        """Whether a client has hung up before its handshake began; then it is cut. While it waits nothing is read."""
+        """Return whether a client has hung up before its handshake began, and cut it. Nothing is read while it
+        waits.
+        """
         if self._pieces or not self.object.server_side or _is_open(self.socket):
             return False
         self._error = self._error or ConnectionResetError("the connection was closed before its TLS handshake")
@@ -249,22 +252,22 @@ class TlsLayer(asyncio.BufferedProtocol):
         return True
 
     def take_turn(self) -> None:
-        """Works on what has come. For :class:`Turns`."""
+        """Process the received data. Called by :class:`Turns`."""
         self.waits = False
         self._pieces += 1
         self._work()
         self._read_or_not()
 
     def _wait(self) -> None:
-        """Takes a turn later, and reads nothing meanwhile."""
+        """Take a turn later, and read nothing until then."""
         if not self.waits and not self.is_paused:
             self.waits = True
             self._turns.wait(self)
         self._read_or_not()
 
     def _read_or_not(self) -> None:
-        # OpenSSL answers KeyUpdates: who sends them and reads nothing is not read from. A trusted peer always is, since
-        # two ends that both wait for the other to read would wait for good.
+        # OpenSSL answers KeyUpdates: a peer that sends them but does not read is not read from. A trusted peer always
+        # is, since two ends that each wait for the other to read would deadlock.
         is_held = self.waits or self.is_paused or (self._is_blocked and not self._is_trusted)
         if is_held != self._is_reading or self.socket.is_closing():
             return
@@ -277,7 +280,7 @@ class TlsLayer(asyncio.BufferedProtocol):
     # --- TLS -------------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Works on what has come."""
+        """Process the received data."""
         if self._is_closing or self.is_paused:
             return
         try:
@@ -293,7 +296,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._send()
 
     def _begin(self) -> None:
-        """Hands are shaken."""
+        """Connect the protocol above, after the handshake."""
         self._cancel_timer()
         self.is_shaken = True
         self._on_shaken(None)
@@ -301,26 +304,26 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._tell(self.protocol.connection_made, self.transport)
 
     def _receive(self) -> None:
-        """Decrypts all that is there, and hands it over; what is left when the protocol pauses waits for it.
+        """Decrypt and deliver all received data; if the protocol pauses, the rest waits.
 
         Raises:
-            ssl.SSLError: what has come is not TLS, or was changed. What came before it was handed over.
+            ssl.SSLError: the data is not TLS, or was changed. The data before it was delivered.
         """
         plain, size, more = self._turns.plain, 0, True
         error: ssl.SSLError | None = None
         while more and not (self._is_closing or self.is_paused):
             count = 0
             try:
-                count = int(self.object.read(len(plain) - size, plain[size:]))  # a number, as there is a buffer
+                count = int(self.object.read(len(plain) - size, plain[size:]))  # a number, since it is given a buffer
                 self._peer_ended = not count
-            except ssl.SSLZeroReturnError:  # what 0 is where this end has ended before
+            except ssl.SSLZeroReturnError:  # what 0 becomes after this end has closed
                 self._peer_ended = True
             except ssl.SSLWantReadError:
                 pass
             except ssl.SSLError as caught:
                 error = caught
             size += count
-            # Asked, since it costs less than an exception.
+            # Checked first, since that costs less than an exception.
             more = count > 0 and self._has_more
             if size and (not more or size == len(plain)):
                 data, size = bytes(plain[:size]), 0
@@ -335,11 +338,11 @@ class TlsLayer(asyncio.BufferedProtocol):
 
     @property
     def _has_more(self) -> bool:
-        """Whether something has come that was not looked at yet, or not handed over."""
+        """Whether received data was not yet decrypted or delivered."""
         return self._incoming.pending > 0 or self.object.pending() > 0
 
     def _send(self) -> None:
-        """Encrypts what was written, as far as the socket takes it; then ends what is to end."""
+        """Encrypt written data, as far as the socket has room; then close what has to be closed."""
         if self.socket.is_closing():
             return
         self._flush()
@@ -353,16 +356,16 @@ class TlsLayer(asyncio.BufferedProtocol):
                 else:
                     self._unsent[0] = data[count:]
                 self._flush()
-        except ssl.SSLWantReadError:  # the rest of a message of TLS's own has to come first
+        except ssl.SSLWantReadError:  # the rest of a TLS message has to arrive first
             if self._is_closing:  # when nothing is read any more
                 self.abort()
             return
         except ssl.SSLError as error:
             self._fail(error)
             return
-        if self._unsent or self.socket.is_closing():  # the protocol may have cut it when it was told to pause
+        if self._unsent or self.socket.is_closing():  # the protocol may have aborted in pause_writing()
             return
-        # OpenSSL looks for the peer's end then, and must not find data.
+        # OpenSSL looks for the peer's close_notify here, and must not find data.
         if self._is_closing or (self._eof_written and not self._has_more):
             self._send_end()
         if self._is_closing:
@@ -376,13 +379,13 @@ class TlsLayer(asyncio.BufferedProtocol):
         if self._end_sent:
             return
         self._end_sent = True
-        with contextlib.suppress(ssl.SSLError):  # it has not ended its side, which is not awaited
+        with contextlib.suppress(ssl.SSLError):  # the peer has not closed its side, which is not awaited
             self.object.unwrap()
         self._flush()
 
     def _fail(self, error: Exception) -> None:
-        """Closes, behind the alert that says why; at once if the peer does not read."""
-        self._error = self._error or error.with_traceback(None)  # which holds OpenSSL's end
+        """Close after the alert that says why; at once if the peer does not read."""
+        self._error = self._error or error.with_traceback(None)  # a traceback would hold OpenSSL's end
         if self._is_blocked or self.socket.is_closing():
             self.abort()
             return
@@ -392,7 +395,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         self.socket.close()
 
     def _handshake_is_late(self) -> None:
-        if self.waits and self.is_new:  # it is not the peer that is slow
+        if self.waits and self.is_new:  # the peer is not to blame
             self._timer = asyncio.get_running_loop().call_later(_AGAIN_S, self._handshake_is_late)
             return
         self._error = self._error or TimeoutError(f"the TLS handshake took more than {self._handshake_s:g} s")
@@ -408,7 +411,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._unsent_bytes = 0
 
     def _tell(self, method: Callable[..., Any], *arguments: object) -> Any:
-        """Calls the protocol above. What it raises ends this connection, and nobody else's."""
+        """Call the protocol above. An exception there ends this connection only."""
         try:
             return method(*arguments)
         except Exception as error:
@@ -428,7 +431,7 @@ class TlsLayer(asyncio.BufferedProtocol):
 
     @property
     def is_connected(self) -> bool:
-        """Whether it has had a transport."""
+        """Whether a transport was connected."""
         return self._timer is not None or self.is_shaken
 
     @property
@@ -438,22 +441,22 @@ class TlsLayer(asyncio.BufferedProtocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What was written, and the system has not taken."""
+        """Bytes written that the system has not sent."""
         return self._unsent_bytes + int(self.socket.get_write_buffer_size())
 
     def trust(self) -> None:
-        """The peer has proven who it is: it is read from without bounds and turns."""
+        """Trust the peer, which has authenticated: read from it without limits or turns."""
         self._is_trusted = True
         self.socket.set_write_buffer_limits(_TRUSTED_HIGH_WATER)
         self._read_or_not()
 
     def pause(self) -> None:
-        """Hands over nothing more until :meth:`resume`."""
+        """Deliver nothing until :meth:`resume`."""
         self.is_paused = True
         self._read_or_not()
 
     def resume(self) -> None:
-        """Hands over again what comes, from the next turn on."""
+        """Deliver received data again, from the next turn on."""
         if self.is_paused and not self.is_closing:
             self.is_paused = False
             if self._has_more:
@@ -462,7 +465,7 @@ class TlsLayer(asyncio.BufferedProtocol):
                 self._read_or_not()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Sends. Never blocks."""
+        """Send data. Never blocks."""
         if self._eof_written:
             raise RuntimeError("cannot write after write_eof()")
         if not data or self.is_closing:
@@ -473,13 +476,13 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._send()
 
     def write_eof(self) -> None:
-        """Ends this direction, behind what was written."""
+        """Close this direction after what was written."""
         if not self._eof_written and not self.is_closing:
             self._eof_written = True
             self._send()
 
     def close(self) -> None:
-        """Closes, behind what was written."""
+        """Close after what was written."""
         if not self.is_shaken:
             self.abort()
         elif not self._is_closing:
@@ -487,14 +490,14 @@ class TlsLayer(asyncio.BufferedProtocol):
             self._send()
 
     def abort(self) -> None:
-        """Cuts the connection."""
+        """Cut the connection."""
         self._is_closing = True
         self._drop_unsent()
         self.socket.abort()
 
 
 def _is_open(transport: asyncio.Transport) -> bool:
-    """Whether the other end of a TCP connection has not closed it, whatever is still to be read."""
+    """Return whether the other end of a TCP connection has not closed it, even with unread data."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return True
@@ -504,28 +507,28 @@ def _is_open(transport: asyncio.Transport) -> bool:
 
 
 class TlsTransport(asyncio.Transport):
-    """What the protocol above a :class:`TlsLayer` has for its transport."""
+    """The transport for the protocol above a :class:`TlsLayer`."""
 
     def __init__(self, layer: TlsLayer) -> None:
         super().__init__()
         self._layer = layer
 
     def trust(self) -> None:
-        """The peer has proven who it is: what it sends is read as it comes."""
+        """Trust the peer, which has authenticated: read its data as it arrives."""
         self._layer.trust()
 
     @property
     def is_new(self) -> bool:
-        """Whether the peer has not had the turns yet that it needs to prove itself."""
+        """Whether the peer still needs turns to authenticate."""
         return self._layer.is_new
 
     @property
     def waits(self) -> bool:
-        """Whether something of the peer waits for its turn."""
+        """Whether received data waits for its turn."""
         return self._layer.waits
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """See asyncio.BaseTransport."""
+        """Return a TLS object, or the plain transport's information."""
         tls: ssl.SSLObject | None = getattr(self._layer, "object", None)
         match name:
             case "ssl_object" if tls is not None:
@@ -540,61 +543,61 @@ class TlsTransport(asyncio.Transport):
                 return self._layer.socket.get_extra_info(name, default)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """See asyncio.BaseTransport."""
+        """Set the protocol above."""
         self._layer.protocol = cast("asyncio.Protocol", protocol)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """See asyncio.BaseTransport."""
+        """Return the protocol above."""
         return self._layer.protocol
 
     def is_closing(self) -> bool:
-        """See asyncio.BaseTransport."""
+        """Return whether the connection is closed, or about to be."""
         return self._layer.is_closing
 
     def close(self) -> None:
-        """See asyncio.BaseTransport."""
+        """Close after what was written."""
         self._layer.close()
 
     def abort(self) -> None:
-        """See asyncio.WriteTransport."""
+        """Cut the connection."""
         self._layer.abort()
 
     def is_reading(self) -> bool:
-        """See asyncio.ReadTransport."""
+        """Return whether received data is delivered."""
         return not self._layer.is_paused and not self._layer.is_closing
 
     def pause_reading(self) -> None:
-        """See asyncio.ReadTransport."""
+        """Deliver nothing until :meth:`resume_reading`."""
         self._layer.pause()
 
     def resume_reading(self) -> None:
-        """See asyncio.ReadTransport."""
+        """Deliver received data again."""
         self._layer.resume()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """See asyncio.WriteTransport: what is beyond them is kept, and not encrypted."""
+        """Set the limits beyond which data is held back unencrypted."""
         self._layer.socket.set_write_buffer_limits(high, low)
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        """See asyncio.WriteTransport."""
+        """Return the limits of the plain transport."""
         return self._layer.socket.get_write_buffer_limits()
 
     def get_write_buffer_size(self) -> int:
-        """See asyncio.WriteTransport."""
+        """Return how many bytes the system has not sent."""
         return self._layer.unsent_bytes
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """See asyncio.WriteTransport."""
+        """Send data. Never blocks."""
         self._layer.write(data)
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """See asyncio.WriteTransport."""
+        """Send several pieces of data as one."""
         self._layer.write(b"".join(list_of_data))
 
     def can_write_eof(self) -> bool:
-        """See asyncio.WriteTransport."""
+        """Return True: TLS 1.3 can close one direction."""
         return True
 
     def write_eof(self) -> None:
-        """See asyncio.WriteTransport. The other direction goes on, as TLS 1.3 has it."""
+        """Close this direction. The other stays open, as in TLS 1.3."""
         self._layer.write_eof()

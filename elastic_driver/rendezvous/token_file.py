@@ -1,7 +1,7 @@
-"""Tokens as their users keep them in files: that of ``elasticrun rendezvous``, and the one with which hosts join a job.
+"""Files with tokens: that of ``elasticrun rendezvous``, and the one with which hosts join a job.
 
-Owns what may be one, how it is read, and how one is made. It is never an argument of a command, which everybody on the
-machine can read, and never travels.
+Owns which texts are acceptable, and how a token is read and made. A token is never an argument of a command, which
+everybody on the machine can read, and is never sent.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.system.safe_files import read_named
 
 ENV_TOKEN_FILE = "ELASTIC_DRIVER_RENDEZVOUS_TOKEN_FILE"
-RENDEZVOUS, JOIN, JOURNAL_KEY = "rendezvous", "join", "journal"  # the kinds of tokens
+RENDEZVOUS, JOIN, JOURNAL_KEY = "rendezvous", "join", "journal"  # kinds of tokens
 
-# Sixteen characters of a random text are 64 bits or more. What is longer than this is no secret but a wrong file.
+# Sixteen random characters have 64 bits or more. A file longer than this is not a token but a mistake.
 LEAST_CHARACTERS = 16
 MOST_BYTES = 4096
-# Of 16 random hexadecimal digits so few are different once in two million times.
+# 16 random hexadecimal digits have this few different ones once in two million times.
 _LEAST_DIFFERENT = 5
 
 
 def new_token() -> str:
-    """One that nobody can guess."""
+    """Return a random token."""
     return secrets.token_hex(32)
 
 
 def weakness(token: str) -> str:
-    """Why a text cannot be a secret; "" where nothing is seen to be wrong. Whether it is random, nobody can see."""
+    """Return why a text cannot be a secret; "" if no flaw is found. Whether it is random cannot be seen."""
     length = len(token)
     if length < LEAST_CHARACTERS:
         return f"it has {length} characters, and {LEAST_CHARACTERS} are the least"
@@ -44,14 +44,14 @@ def weakness(token: str) -> str:
 
 
 def read_token(path: Path, kind: str = RENDEZVOUS) -> str:
-    """The token in a file, without the white space around it. Blocks while a pipe is written, for 30 s at most.
+    """Return the token in a file, stripped of white space. Blocks while a pipe is written, for 30 s at most.
 
     Args:
         path: the file.
-        kind: for messages: which token it is.
+        kind: the kind of token, for messages.
 
     Raises:
-        SettingsError: the file cannot be read, or holds none.
+        SettingsError: the file cannot be read, or holds no acceptable token.
     """
     try:
         data = read_named(path, MOST_BYTES)
@@ -61,15 +61,15 @@ def read_token(path: Path, kind: str = RENDEZVOUS) -> str:
 
 
 def token_in(data: bytes, source: str, kind: str) -> str:
-    """The token in what was read, without the white space around it.
+    """Return the token in the data read, stripped of white space.
 
     Args:
-        data: as read.
-        source: for messages, which never quote the token.
-        kind: likewise, which token it is.
+        data: the data.
+        source: its source, for messages, which never quote the token.
+        kind: the kind of token, for messages.
 
     Raises:
-        SettingsError: it is none.
+        SettingsError: it is not an acceptable token.
     """
     try:
         text = data.decode().strip()
@@ -81,10 +81,10 @@ def token_in(data: bytes, source: str, kind: str) -> str:
 
 
 def make_token(path: Path) -> str:
-    """A token that nobody can guess, in a new file that only this user can read.
+    """Write a random token to a new file that only this user can read, and return it.
 
     Raises:
-        FileExistsError: there is a file already.
+        FileExistsError: the file exists already.
         SettingsError: it cannot be written.
     """
     token = new_token()
@@ -98,10 +98,11 @@ def make_token(path: Path) -> str:
 
 
 def write_secret(path: Path, secret: str) -> None:
-    """Writes a new file that only this user can read. Never over what is there: that may be open to others, or theirs.
+    """Write a new file that only this user can read. An existing file is never overwritten: it may be readable by
+    others, or be theirs.
 
     Raises:
-        OSError: there is something already, or it cannot be written.
+        OSError: the file exists, or cannot be written.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:

@@ -1,4 +1,4 @@
 """The HTTP server of the rendezvous: connections, parked requests and the key-value store.
 
-Gives requests no meaning.
+It carries requests; their meaning is defined by the routes it is given.
 """

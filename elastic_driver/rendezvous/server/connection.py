@@ -1,9 +1,8 @@
 """One HTTP/1.1 connection of the driver's server: parsing, limits, the order of answers.
 
-Owns what a peer may cost and what it sees; what a request means is the server's, and who the peer is was found out
-before (:mod:`~elastic_driver.rendezvous.server.newcomer`). asyncio.Protocol under httptools,
-because that serves several times what a framework does, and a request that need not wait is answered inside
-``data_received`` without a task.
+Owns the limits on a peer and the bytes it receives. The server defines what a request means; the peer was identified
+before (:mod:`~elastic_driver.rendezvous.server.newcomer`). An asyncio.Protocol on httptools: it serves several times as
+many requests as a framework, and answers a request that need not wait inside ``data_received``, without a task.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ _REASONS = {
 _READER = Identity(Role.READER)
 _NOBODY = 'this is only for those who authenticate; see docs/design.md, "Wire"'
 _NO_BODY = "readers send no body"
-# With which clients of older versions authenticated each request.
+# Clients of older versions authenticated each request with these headers.
 _OLD = b"Elastic-"
-# A new client that meets an old driver is told by TLS; this is what an old client that meets a new driver is told.
+# TLS notifies a new client of an old driver; this text notifies an old client of a new driver.
 _USE_HTTPS = (
     "use https: other machines are not answered in plain text; agents and tools have to be of the driver's version, "
     f"which is {__version__}"
@@ -65,17 +64,17 @@ _HEADS = {
     for status, reason in _REASONS.items()
     for is_json in (False, True)
 }
-# The largest piece in which an event loop hands data over (uvloop's and asyncio's is 256 KiB).
+# The largest piece in which an event loop delivers data (256 KiB in uvloop and asyncio).
 _PIECE = 256 << 10
-# Below this a body is copied behind its head (one buffer to send); above it the bytes are shared among answers.
+# Below this size a body is copied behind its head (one buffer to send); above it answers share the bytes.
 _COPY_BELOW = 16 << 10
-# What a reader of a stream may leave unread before it is cut: it comes again, and is told all there is.
+# How much a reader of a stream may leave unread before it is cut: it reconnects, and is sent everything.
 _UNREAD_STREAM = 1 << 20
-# What whoever asks for more may have left unread of what is not under /v1. Browsers and scrapers ask when they have
-# read all; a stranger who never reads, and asks and asks, must not fill the memory.
+# How much of the answers outside /v1 may be unread when another request arrives. Browsers and scrapers ask once they
+# have read everything; a stranger that keeps asking and never reads must not fill the memory.
 _UNREAD_WEB = 64 << 10
 _API = f"{API}/".encode()
-# A host that vanished without a word is noticed after 60 + 6 * 10 s, so that its connections do not pile up.
+# A host that vanished silently is noticed after 60 + 6 * 10 s, so that its connections do not pile up.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
 
 
@@ -83,7 +82,7 @@ class Parked(Protocol):
     """A request that is not answered yet."""
 
     def drop(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Drop the request: nobody waits for its answer any more."""
 
 
 class Service(Protocol):
@@ -96,30 +95,30 @@ class Service(Protocol):
 
     @property
     def guests(self) -> Register:
-        """All who are connected."""
+        """All connections."""
 
     @property
     def key_of(self) -> Callable[[Identity], bytes | None]:
-        """With what a peer authenticates over TLS; None for whom this server does not admit."""
+        """Returns the key with which an identity authenticates over TLS; None to reject it."""
 
     @property
     def admits(self) -> Callable[[Identity], bool]:
-        """Whether a peer may speak on a Unix socket."""
+        """Returns whether an identity is accepted on a Unix socket."""
 
     def successor(self, identity: Identity) -> asyncio.Protocol:
-        """What the connection of a peer that was admitted is handed over to."""
+        """Return the protocol that takes over the connection of an admitted peer."""
 
     def serve(self, connection: Connection, method: bytes, url: bytes, body: bytes) -> None:
-        """Answers a request (:meth:`Connection.reply`), or parks it (:meth:`Connection.park`)."""
+        """Answer a request (:meth:`Connection.reply`), or park it (:meth:`Connection.park`)."""
 
     def serve_web(
         self, connection: Connection, method: bytes, url: bytes, headers: dict[str, str], body: bytes
     ) -> None:
-        """Answers a request to what is not under /v1 (:meth:`Connection.reply_web`)."""
+        """Answer a request outside /v1 (:meth:`Connection.reply_web`)."""
 
 
 def _web_head(status: int, content_type: str, headers: Iterable[tuple[str, str]]) -> bytes:
-    """All but the line that ends it."""
+    """Return the head of an answer, without the empty line that ends it."""
     lines = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}", f"Content-Type: {content_type}"]
     lines += [f"{name}: {value}" for name, value in headers]
     assert not any("\r" in line or "\n" in line for line in lines)
@@ -127,7 +126,7 @@ def _web_head(status: int, content_type: str, headers: Iterable[tuple[str, str]]
 
 
 class _Stream:
-    """See WebStream."""
+    """An endless answer (a WebStream)."""
 
     def __init__(self, connection: Connection, transport: asyncio.Transport, answer: WebStreaming) -> None:
         self._connection = connection
@@ -136,7 +135,7 @@ class _Stream:
         self._lost = False
 
     def write(self, data: bytes) -> bool:
-        """See WebStream."""
+        """Write data; return False if the peer does not read it. Cuts a peer that has left too much unread."""
         if self._lost or self._transport.is_closing():
             return False
         if self._transport.get_write_buffer_size() > _UNREAD_STREAM:
@@ -146,19 +145,19 @@ class _Stream:
         return True
 
     def close(self) -> None:
-        """See WebStream."""
+        """End the stream after what is already written."""
         if not self._lost:
             self._connection.finish()
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Report to the stream's owner that the connection is gone."""
         if not self._lost:
             self._lost = True
             self._answer.ended(self)
 
 
 class _Refusal(Exception):
-    """Ends the parsing at once: nothing more of this peer is looked at."""
+    """Stops the parser at once: the rest of this peer's bytes is ignored."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -166,15 +165,15 @@ class _Refusal(Exception):
 
 
 class Connection(Guest, asyncio.Protocol):
-    """One peer. Requests are answered in their order: those behind a parked one wait in a queue.
+    """One peer. Requests are answered in order: those behind a parked one are queued.
 
     Args:
-        service: of the server.
-        identity: as whom the peer has authenticated; None for a browser, a scraper or a reader.
-        is_for_probes: whether nothing but probes is answered.
+        service: the server.
+        identity: the identity that the peer has authenticated as; None for a browser, a scraper or a reader.
+        is_for_probes: whether only health probes are answered.
 
     Attributes:
-        identity: who has made the present request, and all that wait.
+        identity: the author of the current request and of all queued ones.
     """
 
     def __init__(self, service: Service, identity: Identity | None = None, *, is_for_probes: bool = False) -> None:
@@ -188,7 +187,7 @@ class Connection(Guest, asyncio.Protocol):
         # The request that is being received.
         self._in_request = False
         self._in_headers = False
-        self._received = 0  # bytes of it in whole pieces
+        self._received = 0  # bytes of its whole pieces
         self._header_bytes = 0
         self._url = b""
         self._body: bytes | bytearray = b""
@@ -196,9 +195,9 @@ class Connection(Guest, asyncio.Protocol):
         self._declared = 0
         self._expects = False
         self._refusal: _Refusal | None = None
-        self._is_web = False  # whether it is for what is not under /v1
-        self._headers: dict[str, str] = {}  # of that
-        self._stream: _Stream | None = None  # the answer that goes on
+        self._is_web = False  # whether its path is outside /v1
+        self._headers: dict[str, str] = {}  # its headers
+        self._stream: _Stream | None = None  # an answer still in progress
         # The request that is being answered, and those behind it: method, url, body, whether to keep the connection.
         self._keep_alive = True
         self._headless = False
@@ -209,12 +208,12 @@ class Connection(Guest, asyncio.Protocol):
     # --- for the server --------------------------------------------------------------------------------------------
 
     def reply(self, status: int, body: bytes = b"", *, is_json: bool = False) -> None:
-        """Answers the present request."""
+        """Answer the current request."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
         if transport.get_write_buffer_size() > self._service.limits.unread_bytes:
-            self.abort()  # it asks and does not read
+            self.abort()  # the peer sends requests but does not read the answers
             return
         head = f"{_HEADS[status, is_json or status >= 400]}{len(body)}\r\n"
         if status == 204:
@@ -231,12 +230,12 @@ class Connection(Guest, asyncio.Protocol):
             self._hang_up()
 
     def reply_web(self, answer: WebAnswer) -> None:
-        """Answers the present request, which is for what is not under /v1."""
+        """Answer the current request, whose path is outside /v1."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
         if transport.get_write_buffer_size() > _UNREAD_WEB:
-            self.abort()  # it asks and does not read
+            self.abort()  # the peer sends requests but does not read the answers
             return
         head = _web_head(
             answer.status, answer.content_type, (*answer.headers, ("Content-Length", str(len(answer.body))))
@@ -248,7 +247,7 @@ class Connection(Guest, asyncio.Protocol):
             self._hang_up()
 
     def stream_web(self, answer: WebStreaming) -> None:
-        """Answers it with what comes from now on. Whoever reads that is no stranger any more."""
+        """Answer the current request with a stream. Its reader no longer counts as a stranger."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -259,37 +258,37 @@ class Connection(Guest, asyncio.Protocol):
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether the peer is spoken to over TLS."""
+        """Whether the connection uses TLS."""
         return self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
 
     def park(self, parked: Parked) -> None:
-        """The present request is answered later, by :meth:`answer`."""
+        """Park the current request until :meth:`answer`."""
         self._parked = parked
 
     def answer(self, parked: Parked, status: int, body: bytes = b"", *, is_json: bool = False) -> None:
-        """Answers the parked request; does nothing if it is no longer that."""
+        """Answer the parked request; do nothing if it is no longer parked."""
         if self._parked is not parked:
             return
         self._parked = None
         self.reply(status, body, is_json=is_json)
         if self._queue:
-            # Not from here: a queued PUT releases others, whose queued PUTs release others, and so on.
+            # Not called from here: a queued PUT may release others, whose queued PUTs release others, and so on.
             self._loop.call_soon(self._serve_queue)
 
     def refuse(self, status: int, text: str) -> None:
-        """Answers an error and takes nothing more from this peer."""
+        """Answer with an error and ignore everything else from this peer."""
         self._keep_alive = False
         self._drop_parked()
         self.reply(status, error_body(text))
 
     def say_goodbye(self, text: str) -> None:
-        """Answers 410 if a request is parked, and closes after what is written already."""
+        """Answer 410 if a request is parked, and close after what is already written."""
         if self._parked is not None:
             self.refuse(410, text)
         self.finish()
 
     def finish(self) -> None:
-        """Closes the connection after what is written already."""
+        """Close the connection after what is already written."""
         self._deaf = True
         self._since = self._loop.time()
         self._guests.left(self)
@@ -297,7 +296,7 @@ class Connection(Guest, asyncio.Protocol):
             self._transport.close()
 
     def check_time(self, now: float) -> None:
-        """Cuts the connection if it has stalled."""
+        """Cut the connection if it has stalled."""
         limits, waited_s = self._service.limits, now - self._since
         if self._deaf:
             unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
@@ -355,8 +354,8 @@ class Connection(Guest, asyncio.Protocol):
             self._cannot_read(refusal)
         if not self._in_request or self._deaf:
             return
-        # Headers count when they are whole, and chunks' extensions and trailers never; so their raw bytes do too. A
-        # piece in which the headers began or ended counts for nothing here, but there are only two of those.
+        # Headers are counted when they are complete, chunk extensions and trailers never; so raw bytes are counted too.
+        # A piece in which the headers began or ended is not counted here, but there are only two of those.
         self._received += len(data)
         if inside_headers and self._in_headers:
             self._header_bytes += len(data)
@@ -388,7 +387,7 @@ class Connection(Guest, asyncio.Protocol):
                 self._stop(400, "there are two Authorization headers")
             self._authorization = value
         elif lower == b"content-length":
-            self._declared = int(value) if value.isdigit() and len(value) < 19 else 0  # others llhttp refuses
+            self._declared = int(value) if value.isdigit() and len(value) < 19 else 0  # llhttp rejects other values
         elif lower == b"expect":
             self._expects = value.lower() == b"100-continue"
 
@@ -412,7 +411,7 @@ class Connection(Guest, asyncio.Protocol):
 
     @property
     def _may_be_web(self) -> bool:
-        """Whether more than what is under /v1 can be asked: by whoever has not authenticated."""
+        """Whether this peer may send requests outside /v1: only one that has not authenticated may."""
         return self._service.web is not None and not self._is_authenticated
 
     def _keep_header(self, name: str, value: str) -> None:
@@ -452,7 +451,7 @@ class Connection(Guest, asyncio.Protocol):
             self._serve(*request)
             return
         self._queue.append(request)
-        self._queue_bytes += len(self._url) + len(body) + 256  # the objects themselves
+        self._queue_bytes += len(self._url) + len(body) + 256  # overhead of the objects
         if self._queue_bytes > self._service.limits.pipelined_bytes:
             self.abort()
 
@@ -474,7 +473,7 @@ class Connection(Guest, asyncio.Protocol):
 
     def _serve_web(self, body: bytes) -> None:
         if self._parked is not None or self._queue or self._stream is not None:
-            self.abort()  # no browser sends one before the last was answered
+            self.abort()  # browsers do not pipeline
             return
         self._keep_alive = self._parser.should_keep_alive()
         method = self._parser.get_method()
@@ -488,7 +487,9 @@ class Connection(Guest, asyncio.Protocol):
             self._serve(*request)
 
     def _cannot_read(self, refusal: _Refusal) -> None:
-        """Refuses; but a refusal behind requests that wait would be read as the answer to those, so it cuts then."""
+        """Refuse the request. If requests are queued, cut the connection: the refusal would be read as the answer to
+        those.
+        """
         if self._deaf:
             return
         if self._parked is not None or self._queue:
@@ -498,14 +499,14 @@ class Connection(Guest, asyncio.Protocol):
             self.refuse(refusal.status, str(refusal))
 
     def _last_request_was_read(self) -> None:
-        """After CONNECT or Upgrade comes another protocol, which this server does not speak."""
+        """Stop reading: after CONNECT or Upgrade comes another protocol, which this server does not speak."""
         if self._parked is not None or self._queue:
             self._keep_alive = False
         else:
             self._hang_up()
 
     def _hang_up(self) -> None:
-        """Closes for writing; for reading when the peer has closed too, or soon."""
+        """Close for writing; for reading once the peer has closed too, or soon."""
         transport = self._transport
         if self._deaf or transport is None or transport.is_closing():
             return

@@ -1,7 +1,7 @@
-"""A connection to the server, as the server sees it: what one peer may cost, and what all connections have in common.
+"""A connection as the server sees it: what one peer may cost, and what all connections share.
 
-Owns what a connection of a stranger (:mod:`~elastic_driver.rendezvous.server.newcomer`) and one that carries HTTP
-(:mod:`~elastic_driver.rendezvous.server.connection`) share.
+Owns the common part of a stranger's connection (:mod:`~elastic_driver.rendezvous.server.newcomer`) and one that carries
+HTTP (:mod:`~elastic_driver.rendezvous.server.connection`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Protocol
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.tls import TlsTransport
 
-# After a refusal the peer may still be sending. Closing at once would reset the connection, and the peer would see
-# the reset instead of the answer; so what it sends is read and dropped for this long.
+# After a refusal the peer may still be sending. Closing at once would reset the connection, and the peer would see the
+# reset instead of the answer; so its bytes are read and dropped for this long.
 LINGER_S = 2.0
 
 
@@ -28,18 +28,18 @@ class ServerLimits:
     """What one peer may cost.
 
     Attributes:
-        body_bytes: of one request; the addresses of a worker among 4,096 are some 25 KB.
-        header_bytes: of one request, together with its first line; a worker's are below 1 KB.
+        body_bytes: limit of a request's body; the addresses of a worker among 4,096 take about 25 KB.
+        header_bytes: limit of a request's first line and headers; a worker's are below 1 KB.
         request_s: from the first byte of a request to its last; a worker sends it in one piece.
-        idle_s: how long a connection that is not authenticated may wait for its next request.
-        strangers: connections that are not authenticated for stranger_s, and readers; the oldest goes when there are
-            more, so that rubbish cannot shut workers out.
-        stranger_s: how long a connection counts for no stranger, and once more from its handshake and its request on.
-            Workers authenticate within two round trips, but thousands may connect before the first of them is read.
-        connections: all of them; 503 for more. None: what the limit of open files leaves.
-        poll_s: how long a request is parked before 204 is answered; below what middleboxes let a connection idle.
-        unread_bytes: answers a peer may leave unread before its connection is cut.
-        pipelined_bytes: requests a peer may send behind one that is parked before its connection is cut.
+        idle_s: how long an unauthenticated connection may wait for its next request.
+        strangers: limit of connections that have stayed unauthenticated for stranger_s, and of readers; beyond it the
+            oldest is cut, so that rubbish cannot shut workers out.
+        stranger_s: how long a connection does not count as a stranger's; counted anew from its handshake and from its
+            request. Workers authenticate within two round trips, but thousands may connect before the first is read.
+        connections: limit of all connections; more are answered 503. None: what the limit of open files leaves.
+        poll_s: how long a request is parked before it is answered 204; below the idle timeouts of middleboxes.
+        unread_bytes: how much a peer may leave unread before its connection is cut.
+        pipelined_bytes: how much a peer may send behind a parked request before its connection is cut.
     """
 
     body_bytes: int = 16 << 20
@@ -58,30 +58,30 @@ class Guest(ABC, asyncio.BaseProtocol):
     """One connection.
 
     Args:
-        guests: all who are connected.
+        guests: all connections.
     """
 
     def __init__(self, guests: Register) -> None:
         self._guests = guests
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._since = self._loop.time()  # when the present wait (for a request, for the rest of one, to close) began
-        self._deaf = False  # what comes in is dropped
+        self._since = self._loop.time()  # start of the current wait (for a request, the rest of one, or to close)
+        self._deaf = False  # incoming data is dropped
 
     @abstractmethod
     def refuse(self, status: int, text: str) -> None:
-        """Answers an error, where that can be, and takes nothing more from this peer."""
+        """Answer with an error, where possible, and ignore everything else from this peer."""
 
     @abstractmethod
     def say_goodbye(self, text: str) -> None:
-        """The server ends."""
+        """Close the connection: the server ends."""
 
     @abstractmethod
     def check_time(self, now: float) -> None:
-        """Cuts the connection if it has stalled."""
+        """Cut the connection if it has stalled."""
 
     def abort(self) -> None:
-        """Cuts the connection."""
+        """Cut the connection."""
         self._deaf = True
         self._guests.left(self)
         if self._transport is not None:
@@ -89,51 +89,51 @@ class Guest(ABC, asyncio.BaseProtocol):
 
     @property
     def descriptor(self) -> int:
-        """Of its socket; below 0 when there is none."""
+        """The descriptor of its socket; negative if there is none."""
         return _descriptor_of(self._transport)
 
     @property
     def has_unread(self) -> bool:
-        """See :func:`has_unread`."""
+        """Whether the peer has sent data that the loop has not read yet."""
         return has_unread(self._transport)
 
     def has_hung_up(self) -> bool:
-        """See :func:`has_hung_up`."""
+        """Return whether the peer has closed the connection."""
         return has_hung_up(self._transport)
 
     @property
     def waits_for_its_turn(self) -> bool:
-        """Whether it is not the peer that is slow."""
+        """Whether the server, and not the peer, causes the delay."""
         return isinstance(self._transport, TlsTransport) and self._transport.is_new and self._transport.waits
 
     def eof_received(self) -> bool:
-        """See asyncio.Protocol."""
+        """Close the connection when the peer does."""
         return False
 
 
 class Register(Protocol):
-    """All who are connected."""
+    """All connections."""
 
     def arrived(self, guest: Guest) -> None:
-        """A peer connected."""
+        """Add a connection."""
 
     def met(self, guest: Guest) -> None:
-        """The peer is on its way to be authenticated, and is given time anew."""
+        """Restart the time limit of a peer that has begun to authenticate."""
 
     def trusted(self, guest: Guest, worker: WorkerId | None = None) -> None:
-        """It is known who the peer is: this worker, or no worker."""
+        """Record that the peer is known: this worker, or no worker."""
 
     def left(self, guest: Guest) -> None:
-        """The connection is closing or gone. May be called more than once."""
+        """Record that the connection is closing or gone. May be called more than once."""
 
     def lost(self, guest: Guest) -> None:
-        """The connection is gone."""
+        """Remove a connection that is gone."""
 
 
 def has_unread(transport: asyncio.BaseTransport | None) -> bool:
-    """Whether the peer has sent what the loop has not come to read yet.
+    """Return whether the peer has sent data that the loop has not read yet.
 
-    Whoever goes on sending over TLS has always something that waits for its turn, and is not shielded by it.
+    A peer that keeps sending over TLS always has data waiting; that does not protect it.
     """
     descriptor = _descriptor_of(transport)
     if descriptor < 0:
@@ -149,7 +149,7 @@ def has_unread(transport: asyncio.BaseTransport | None) -> bool:
 
 
 def has_hung_up(transport: asyncio.BaseTransport | None) -> bool:
-    """Whether the peer has closed the connection, even if the loop has not come to read that yet."""
+    """Return whether the peer has closed the connection, even if the loop has not read that yet."""
     descriptor = _descriptor_of(transport)
     if descriptor < 0:
         return True

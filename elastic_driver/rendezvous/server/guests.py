@@ -1,7 +1,7 @@
-"""Who is connected to a server: how many there may be, and who has to go.
+"""All connections of a server: how many there may be, and which are cut.
 
-Owns the room for connections, and which of them go when there is none: strangers, the oldest first. What is said on a
-connection is the connection's own business.
+Owns the room for connections, and which are cut when there is none: strangers, oldest first. Each connection owns what
+is said on it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.server.guest import Guest, ServerLimits
 
-# Three connections for each of 4,096 workers, and a third as much again. Not more than that unless it is needed,
-# although the system may allow it: workers inherit the limit, and some programs walk through all of it.
+# Three connections for each of 4,096 workers, and a third as much again. Not more than that unless needed, although the
+# system may allow it: workers inherit the limit, and some programs loop over all of it.
 _DESCRIPTORS = 16384
-# Descriptors that no worker takes: of the discovery script, logs, libraries.
+# Descriptors for other uses: the discovery script, logs, libraries.
 _OTHER_DESCRIPTORS = 256
 CONNECTIONS_EACH = 3
-"""Of a worker: for its main thread, for its watch, and for what its engine asks when it connects."""
-# Connections that a server has room for at least.
+"""Connections of a worker: its main thread's, its watch's, and its engine's while it connects."""
+# Connections that a server always has room for.
 _FEWEST = 16
-# How long the end waits for peers to take their last answers.
+# How long closing waits for peers to read their last answers.
 _FLUSH_S = 1.0
 
 
@@ -32,9 +32,9 @@ class Guests:
     """All connections of a server.
 
     Args:
-        limits: see :class:`ServerLimits`.
-        on_full: told, at the start, that there will not be room for all workers, and the first time that there is none.
-        on_worker_gone: told when a worker that has proven itself has no connection any more.
+        limits: what one peer may cost.
+        on_full: called at the start if there will not be room for all workers, and the first time that there is none.
+        on_worker_gone: called when an authenticated worker has lost its last connection.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class Guests:
         self._most = 0
         self._most_strangers = limits.strangers
         self._all: set[Guest] = set()
-        self._strangers: dict[Guest, float] = {}  # and when they came, oldest first
-        self._workers: dict[Guest, WorkerId] = {}  # those of workers, where somebody asks for the end of the last
+        self._strangers: dict[Guest, float] = {}  # with their arrival, oldest first
+        self._workers: dict[Guest, WorkerId] = {}  # connections of workers, if on_worker_gone is given
         self._number_of: Counter[WorkerId] = Counter()
         self._closing = False
         self._all_lost = asyncio.Event()  # set when closing and the last connection is lost
@@ -63,16 +63,16 @@ class Guests:
     # --- for the server --------------------------------------------------------------------------------------------
 
     def make_room(self, workers: int, at_most: int, *, connections_each: int, descriptors_each: int) -> None:
-        """Sees to it that as many files may be open as workers need.
+        """Raise the limit of open files to what the workers need.
 
         Args:
-            workers: how many there has to be room for.
-            at_most: how many there may come to be, as far as that is known.
-            connections_each: that a worker keeps here.
-            descriptors_each: of this process, that a worker takes besides its connections.
+            workers: how many workers there must be room for.
+            at_most: how many workers the job may grow to, as far as known.
+            connections_each: connections of one worker to this server.
+            descriptors_each: other descriptors of this process per worker.
 
         Raises:
-            SettingsError: they are not allowed.
+            SettingsError: the system does not allow as many.
         """
         per_worker = connections_each + descriptors_each
         needed, wanted = (per_worker * number + _OTHER_DESCRIPTORS for number in (workers, max(workers, at_most)))
@@ -94,20 +94,20 @@ class Guests:
         self._most_strangers = max(1, min(self._limits.strangers, self._most // 2))
 
     def make_local_room(self, workers: int) -> None:
-        """Says for how many workers there is room, when all are of this machine."""
+        """Set the number of workers to make room for, when all are on this machine."""
         self._most = max(_FEWEST, 2 * CONNECTIONS_EACH * workers)
 
     def begin(self) -> None:
-        """Begins to cut connections that stall. Harmless when repeated."""
+        """Start cutting stalled connections. Idempotent."""
         if self._sweeper is None:
             self._sweep()
 
     def descriptors(self) -> list[int]:
-        """Of all sockets."""
+        """Return the descriptors of all sockets."""
         return [number for number in (each.descriptor for each in self._all) if number >= 0]
 
     def begin_to_close(self) -> None:
-        """Tells all that it is over, and takes nobody any more. Idempotent."""
+        """Say goodbye on every connection, and accept no more. Idempotent."""
         self._closing = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -115,7 +115,7 @@ class Guests:
             guest.say_goodbye("the driver has ended")
 
     async def closed(self) -> None:
-        """Blocks until nobody is connected any more; who does not take the last answer is cut after a second."""
+        """Block until all connections are gone; one that does not read its last answer is cut after a second."""
         if not self._all:
             return
         try:
@@ -128,7 +128,7 @@ class Guests:
     # --- for connections -------------------------------------------------------------------------------------------
 
     def arrived(self, guest: Guest) -> None:
-        """A peer connected."""
+        """Add a connection; cut strangers, or refuse it, if there is no room."""
         self._all.add(guest)
         if self._closing:
             guest.abort()
@@ -149,23 +149,23 @@ class Guests:
         self._strangers[guest] = now
 
     def met(self, guest: Guest) -> None:
-        """The peer has said hello: it is given time anew, to prove who it is."""
+        """Restart the time limit of a peer that has begun to authenticate."""
         if self._strangers.pop(guest, None) is not None:
             self._strangers[guest] = asyncio.get_running_loop().time()
 
     def trusted(self, guest: Guest, worker: WorkerId | None = None) -> None:
-        """It is known who the peer is: this worker, or no worker."""
+        """Record that the peer is known: this worker, or no worker."""
         self._strangers.pop(guest, None)
         if worker is not None and self._on_worker_gone is not None and guest not in self._workers:
             self._workers[guest] = worker
             self._number_of[worker] += 1
 
     def left(self, guest: Guest) -> None:
-        """The connection is closing or gone. May be called more than once."""
+        """Record that the connection is closing or gone. May be called more than once."""
         self._strangers.pop(guest, None)
 
     def lost(self, guest: Guest) -> None:
-        """The connection is gone."""
+        """Remove a connection that is gone."""
         self._strangers.pop(guest, None)
         self._all.discard(guest)
         if self._closing and not self._all:
@@ -179,7 +179,7 @@ class Guests:
             self._on_worker_gone(worker)
 
     def _cut_strangers(self, now: float, most: int) -> None:
-        """Cuts the oldest of those who have had their time, until no more than that are left."""
+        """Cut the oldest strangers whose time is up, until at most ``most`` are left."""
         while len(self._strangers) > most:
             oldest, since = next(iter(self._strangers.items()))
             if now - since < self._limits.stranger_s or oldest.has_unread:
@@ -187,7 +187,7 @@ class Guests:
             oldest.abort()
 
     def _sweep(self) -> None:
-        """Cuts connections that stall, in one pass: a timer for each would cost more than what it guards."""
+        """Cut stalled connections, all in one pass: a timer for each would cost more than it saves."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._cut_strangers(now, self._most_strangers)
@@ -198,13 +198,13 @@ class Guests:
 
 
 def _descriptors(needed: int) -> int:
-    """Raises the limit of open files as far as it is needed and allowed, and returns it."""
+    """Raise the limit of open files as far as needed and allowed, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (ValueError, OSError):  # forbidden by a sandbox: what there is has to do
+        except (ValueError, OSError):  # forbidden by a sandbox: use the present limit
             return soft
         return wanted
     return needed if soft == resource.RLIM_INFINITY else soft

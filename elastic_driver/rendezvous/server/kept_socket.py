@@ -1,8 +1,8 @@
-"""A server's Unix socket that is made anew when somebody has removed it.
+"""A server's Unix socket that is re-created when somebody has removed it.
 
-Owns the socket, the folder that it lies in, and the look at them. Whoever empties /tmp (a timer of systemd-tmpfiles, an
-administrator, a script) takes away the name under which a server is found, not the server: those who are connected
-notice nothing, and whoever connects later finds nobody. Nothing tells a process of that but a look.
+Owns the socket, its folder, and the regular check of both. Cleaning up /tmp (a systemd-tmpfiles timer, an
+administrator, a script) removes the name under which a server is found, not the server: open connections notice
+nothing, and later ones fail. A process learns of that only by checking.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.server.listeners import Listeners
 from elastic_driver.system.local_socket import SocketFolder
 
-# Between two looks, of which each costs a stat: some microseconds. Commands say what they miss, and can be repeated;
-# workers try again for longer than this.
+# Between two checks; each costs a stat of a few microseconds. Commands report a missing socket and can be repeated;
+# workers retry for longer than this.
 LOOK_S = 1.0
 _PROBE = ".probe"
 
 
 class KeptSocket:
-    """See above. Used on one event loop.
+    """A Unix socket that is re-created when removed. Used on one event loop.
 
     Args:
-        listeners: of the server.
-        name: of the socket.
-        say: told in words what has become of it; the same words only once.
-        folder: where it is to lie; None, and where that cannot hold it, for a new one.
-        if_lost: what it means when the socket is gone for good, in words; "" where whoever looks for it is told of
-            another path, to which it moves then.
+        listeners: the server's sockets.
+        name: the socket's name.
+        say: called with what has happened to the socket, in words; the same words only once.
+        folder: folder of the socket; None, or one that cannot hold it, for a new one.
+        if_lost: the consequence of losing the socket for good, in words; "" where clients can be told another path, to
+            which it then moves.
 
     Attributes:
-        path: where it is.
+        path: where the socket is.
 
     Raises:
         SettingsError: no folder can be made for it.
@@ -64,7 +64,7 @@ class KeptSocket:
         try:
             folder = SocketFolder.again(path)
             try:
-                folder.listen(_PROBE).close()  # not every file system has sockets
+                folder.listen(_PROBE).close()  # not every file system supports sockets
             finally:
                 folder.forget(_PROBE)
             return folder
@@ -73,20 +73,20 @@ class KeptSocket:
             return SocketFolder.new()
 
     def listen(self) -> socket.socket:
-        """Listens there for the first time, for :meth:`RendezvousServer.start_local`.
+        """Open the socket for the first time, for :meth:`RendezvousServer.start_local`.
 
         Raises:
-            OSError: the folder was removed this moment.
+            OSError: the folder was removed just now.
         """
         listening = self._folder.listen(self._name)
         self._is = _identity(self.path)
         return listening
 
     async def keep(self, after_look: Callable[[], None] = lambda: None) -> None:
-        """Looks at it now and then. Runs until it is cancelled.
+        """Check the socket regularly. Runs until cancelled.
 
         Args:
-            after_look: called after each look; :attr:`path` may be another by then.
+            after_look: called after each check; :attr:`path` may have changed by then.
         """
         while True:
             await asyncio.sleep(LOOK_S)
@@ -94,7 +94,7 @@ class KeptSocket:
             after_look()
 
     async def look(self) -> None:
-        """Makes it anew if it is not there any more; where that cannot be done, the next look tries again."""
+        """Re-create the socket if it is gone; if that fails, the next check tries again."""
         if self._is is not None and _identity(self.path) == self._is:
             return
         removed, missing, lost_at = f"{self.path} was removed (does something clean up there?)", "", self.path
@@ -118,7 +118,7 @@ class KeptSocket:
             self._say_once(f"{removed}, and {missing}; it is {self.path} from now on")
 
     def close(self) -> None:
-        """Removes it, and the folder. Idempotent."""
+        """Remove the socket and its folder. Idempotent."""
         self._folder.close()
 
     def _listen_again(self) -> socket.socket:
@@ -145,7 +145,7 @@ class KeptSocket:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of what is there; None for nothing that can be found."""
+    """Return device and inode of a path; None if nothing is found there."""
     try:
         status = os.stat(path, follow_symlinks=False)
     except OSError:

@@ -1,7 +1,6 @@
-"""What workers ask of the key-value store of a round, and are answered, now or when it is there.
+"""The routes of the key-value store of a round, which answer a worker at once or when its keys are set.
 
-Owns the routes. Keys, and who waits for them: :mod:`~elastic_driver.rendezvous.server.keys`. Used on the event loop
-only.
+Owns the routes. :mod:`~elastic_driver.rendezvous.server.keys` owns keys and waiters. Used on the event loop only.
 """
 
 from __future__ import annotations
@@ -15,30 +14,31 @@ from elastic_driver.rendezvous.server.keys import Keys, KeyWaiter
 from elastic_driver.rendezvous.server.parked import AwaitedKey, ParkedRequest
 from elastic_driver.system.job_clock import CallLater
 
-# How long an exchange waits where the request does not say; below what middleboxes let a connection idle.
+# How long an exchange waits if the request names no time; below the idle timeouts of middleboxes.
 _EXCHANGE_S = 30.0
 
 
 class Upstream(Protocol):
-    """Where the keys of all hosts are, of which this process has those of one."""
+    """Holds the keys of all hosts, where this process holds those of one host."""
 
     def put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
-        """A worker here has set a key."""
+        """Pass on a key that a worker here has set."""
 
     def want(self, round_id: int, scope: str, key: str, count: int) -> None:
-        """A worker here waits for a key, or for this many keys (then ``key`` is ""): see :meth:`KeyRoutes.take`.
+        """Ask for a key, or for this many keys (then ``key`` is ""), that a worker here waits for
+        (:meth:`KeyRoutes.take`).
 
         Called again for each worker that waits.
         """
 
 
 class KeyRoutes(Keys[KeyWaiter]):
-    """See above.
+    """Serves the keys of a round.
 
     Args:
-        call_later: measures how long requests wait for keys. The loop's, when not given; but that fires at once when
-            the process goes on after it was stopped, before it has read the keys that have come meanwhile.
-        upstream: has the keys of all hosts, when these are the keys of one host's workers.
+        call_later: times the waits; None for the loop's. That fires at once when the process resumes after a stop,
+            before it has read the keys that arrived meanwhile.
+        upstream: holds the keys of all hosts, if this process serves one host's workers.
     """
 
     def __init__(self, *, call_later: CallLater | None = None, upstream: Upstream | None = None) -> None:
@@ -48,7 +48,7 @@ class KeyRoutes(Keys[KeyWaiter]):
 
     @property
     def routes(self) -> Routes:
-        """What workers ask: a key, or all of a scope."""
+        """The workers' requests: a key, or all keys of a scope."""
         return (
             Route("GET", "rounds/*/kv/*/*", WORKER, self._get),
             Route("PUT", "rounds/*/kv/*/*", WORKER, self._set),
@@ -58,11 +58,11 @@ class KeyRoutes(Keys[KeyWaiter]):
     # --- for those who speak for a worker --------------------------------------------------------------------------
 
     def set_key(self, round_id: int, scope: str, key: str, value: bytes) -> None:
-        """Sets a key, and answers who waits for it, or for as many keys in its scope as there are now.
+        """Set a key, and answer its waiters and those of that many keys in its scope.
 
         Raises:
             StaleRoundError: the round is not the current one.
-            RendezvousProtocolError: the store is full, or there is no key or no scope.
+            RendezvousProtocolError: the store is full, or key or scope is empty.
         """
         if not key or not scope:
             raise RendezvousProtocolError("cannot store a value without a scope and a key")
@@ -72,7 +72,7 @@ class KeyRoutes(Keys[KeyWaiter]):
             self._upstream.put(round_id, scope, key, value)
 
     def key_when_there(self, round_id: int, scope: str, key: str) -> asyncio.Future[bytes]:
-        """A key's value as soon as it has one. Whoever waits no longer cancels the future.
+        """Return a future of a key's value. To stop waiting, cancel the future.
 
         The future raises StaleRoundError when the round is over.
 

@@ -1,8 +1,8 @@
-"""The keys of a round, and who waits for which: each is answered when what it waits for is there. Polls nothing.
+"""The keys of a round, and the waiters for them: each is answered as soon as its key is set. Polls nothing.
 
-Owns who waits for which key, or for how many. Keys and fencing are the store's
-(:mod:`~elastic_driver.rendezvous.server.store`); how an answer reaches whoever waits, and for how long that waits, is
-the waiter's. Used on the event loop only.
+Owns which waiter waits for which key, or for how many. Keys and fencing belong to the store
+(:mod:`~elastic_driver.rendezvous.server.store`); delivery and time limits belong to the waiters. Used on the event loop
+only.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from elastic_driver.rendezvous.server.store import RoundStore
 
 
 class KeyWaiter(Protocol):
-    """Whoever waits; two that are equal wait once."""
+    """A waiter; equal ones count as one."""
 
     @property
     def round_id(self) -> int:
-        """The round that it waits in."""
+        """The round in which it waits."""
 
     @property
     def scope(self) -> str:
-        """Where it waits."""
+        """The scope in which it waits."""
 
     @property
     def key(self) -> str | None:
-        """For this key; None for a number of keys."""
+        """The key it waits for; None if it waits for a number of keys."""
 
     @property
     def count(self) -> int:
-        """For so many keys, where it waits for none in particular."""
+        """The number of keys it waits for, if it waits for no particular key."""
 
     def answer(self, status: int, body: bytes) -> None:
-        """200 and the value, or all keys of the scope, packed; 409 when the round is over. It waits no more."""
+        """End the wait: 200 with the value, or with all keys of the scope, packed; 409 if the round is over."""
 
 
 W = TypeVar("W", bound=KeyWaiter)
 
 
 class Keys(Generic[W]):
-    """See above.
+    """The keys of the current round and their waiters.
 
     Attributes:
-        store: the keys of the current round.
+        store: the keys.
     """
 
     def __init__(self) -> None:
@@ -55,14 +55,14 @@ class Keys(Generic[W]):
 
     @property
     def waiting(self) -> list[W]:
-        """All who wait."""
+        """All waiters."""
         return [
             *(waiter for group in self._of_key.values() for waiter in group),
             *(waiter for groups in self._of_count.values() for group in groups.values() for waiter in group),
         ]
 
     def begin_round(self, round_id: int) -> None:
-        """Fences the past: its keys are dropped, and whoever waits for one is answered 409 at once.
+        """Fence the past: drop its keys, and answer 409 to every waiter.
 
         Raises:
             ValueError: the round is not above the current one.
@@ -73,7 +73,7 @@ class Keys(Generic[W]):
             waiter.answer(409, error_body(StaleRoundError(waiter.round_id, round_id)))
 
     def take(self, round_id: int, scope: str, entries: Iterable[tuple[str, bytes]]) -> None:
-        """Takes keys, and answers who waits for them. Those of another round than the current one it drops.
+        """Store keys and answer their waiters. Keys of any round but the current one are dropped.
 
         Raises:
             RendezvousProtocolError: the store is full.
@@ -97,7 +97,7 @@ class Keys(Generic[W]):
             self._of_count.pop(scope, None)
 
     def find(self, waiter: W) -> bytes | None:
-        """What it waits for; None when that is not there yet.
+        """Return the answer to a waiter, or None if its keys are not there yet.
 
         Raises:
             StaleRoundError: its round is not the current one.
@@ -109,14 +109,14 @@ class Keys(Generic[W]):
         return self.store.packed(waiter.round_id, waiter.scope)
 
     def add(self, waiter: W) -> None:
-        """It waits."""
+        """Add a waiter."""
         if waiter.key is not None:
             self._of_key.setdefault((waiter.scope, waiter.key), {})[waiter] = None
         else:
             self._of_count.setdefault(waiter.scope, {}).setdefault(waiter.count, {})[waiter] = None
 
     def remove(self, waiter: W) -> None:
-        """It waits no more. One that did not changes nothing."""
+        """Remove a waiter, if it waits."""
         if waiter.key is not None:
             group = self._of_key.get((waiter.scope, waiter.key), {})
             group.pop(waiter, None)

@@ -1,6 +1,6 @@
-"""The sockets on which a server listens.
+"""The listening sockets of a server.
 
-Owns their making, their options and their end.
+Owns how they are opened, configured and closed.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from elastic_driver.rendezvous.server.connection import Service
 from elastic_driver.rendezvous.server.newcomer import Newcomer
 from elastic_driver.rendezvous.tls import Turns
 
-# Of one connection. What agents send a process that is stopped has to fit in (CREDIT_BYTES, in small pieces, of which
-# each takes some room of its own): a full buffer is as good as a dead machine to them. Linux begins with less, and
-# has the buffer grow only while it is read from.
+# Receive buffer of a connection. It must hold what agents send to a stopped process (CREDIT_BYTES, in small pieces,
+# each with overhead): to them a full buffer looks like a dead machine. Linux starts with less, and grows the buffer
+# only while it is read.
 _RECEIVE_BYTES = 512 << 10
-# Of connections that the loop has not come to take yet.
+# Connections that the loop has not accepted yet.
 _BACKLOG = 4096
-# asyncio takes as many connections in one turn of the loop as the system was told to keep; so it is told of more later.
-# Those who came first have their turns meanwhile, and whom a newcomer pushes out is gone before the next comes.
+# asyncio accepts as many connections in one turn of the loop as its backlog; so the backlog is raised afterwards.
+# Earlier connections get their turns in between, and a stranger cut for a newcomer is gone before the next arrives.
 _AT_ONCE = 64
 
 
 class Listeners:
-    """All sockets of a server that connections come to.
+    """All listening sockets of a server.
 
     Args:
-        service: of the server.
+        service: the server.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._servers: list[asyncio.Server] = []
         self._is_closed = False
-        self._local: asyncio.Server | None = None  # of these, that of a unix socket
+        self._local: asyncio.Server | None = None  # of _servers, the one on a Unix socket
         self._turns: Turns | None = None
 
     async def open(self, host: str, ports: int | Sequence[int]) -> int:
-        """Listens on an address.
+        """Listen on an address.
 
         Args:
             host: local address.
-            ports: one, or several that are tried in order; 0 for any that is free.
+            ports: one port, or several to try in order; 0 for any free one.
 
         Returns:
             The port.
 
         Raises:
-            SettingsError: the address or port cannot be had.
+            SettingsError: the address or port is not available.
         """
         tried = [ports] if isinstance(ports, int) else [*dict.fromkeys(ports)]
         for port in tried:
@@ -71,14 +71,14 @@ class Listeners:
         raise SettingsError(f"cannot listen on {host} for the rendezvous: {range_} are all in use (--port-range)")
 
     async def adopt(self, listener: socket.socket) -> int:
-        """Takes a socket that listens already; it is closed with the others. Returns its port."""
+        """Accept connections on a socket that already listens, and close it with the others. Returns its port."""
         return await self._listen("", 0, listener)
 
     async def listen_at(self, host: str, port: int) -> int:
-        """Listens on another address as well, on this port and no other; 0 for any.
+        """Listen on a further address, on exactly this port; 0 for any.
 
         Raises:
-            SettingsError: it cannot be had.
+            SettingsError: the address or port is not available.
         """
         try:
             return await self._listen(host, port)
@@ -89,12 +89,12 @@ class Listeners:
             raise SettingsError(f"cannot listen on {host} port {port}: {reason}") from error
 
     async def open_local(self, listening: socket.socket) -> None:
-        """Takes a unix socket that listens already, for processes of this user and of root's.
+        """Accept connections on a Unix socket that already listens, from processes of this user and of root.
 
-        It is closed with the others, or when another takes its place.
+        It is closed with the others, or when another replaces it.
 
         Raises:
-            SettingsError: they were closed meanwhile.
+            SettingsError: the server was closed meanwhile.
         """
         loop = asyncio.get_running_loop()
         before, self._local = self._local, None
@@ -120,24 +120,24 @@ class Listeners:
             where = {"host": host, "port": port, "reuse_address": True}
         server = await asyncio.get_running_loop().create_server(self._newcomer, backlog=_AT_ONCE, **where)
         self._add(server)
-        for sock in server.sockets:  # whose connections have it as well
+        for sock in server.sockets:  # accepted connections inherit it
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
             with socket.socket(fileno=os.dup(sock.fileno())) as same:
                 same.listen(_BACKLOG)
         return _port_of(server)
 
     def descriptors(self) -> list[int]:
-        """Of all sockets."""
+        """Return the descriptors of all sockets."""
         return [number for number in (s.fileno() for each in self._servers for s in each.sockets) if number >= 0]
 
     def close(self) -> None:
-        """Listens no more, also where that only begins. Idempotent."""
+        """Stop listening, even on sockets that are only being opened. Idempotent."""
         self._is_closed = True
         for server in self._servers:
             server.close()
 
     async def closed(self) -> None:
-        """Blocks until nothing of it is left."""
+        """Block until all sockets are closed."""
         for server in self._servers:
             await server.wait_closed()
 

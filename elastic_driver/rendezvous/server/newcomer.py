@@ -1,8 +1,8 @@
-"""A connection to the server until it is known who is at its other end; that is found out once, at its beginning.
+"""A connection whose peer is not identified yet; it is identified once, at the beginning.
 
 Owns what the first bytes decide, and the server's part of the exchange
-(:mod:`~elastic_driver.rendezvous.authentication`). What an authenticated peer says, or a browser, is the business of
-whoever the connection is handed over to: a :class:`Connection`, or an agent's.
+(:mod:`~elastic_driver.rendezvous.authentication`). The connection is then handed over to a :class:`Connection` or to an
+agent's protocol, which handles everything that follows:
 
     unix socket      the kernel names the peer's user, which has to be this process's or root
                      magic and name: HTTP or, from an agent, frames follow at once
@@ -12,7 +12,7 @@ whoever the connection is handed over to: a :class:`Connection`, or an agent's.
                      anything else: HTTP of a browser, a scraper or a reader
     TCP, other byte  HTTP; from another machine only probes are answered
 
-Until it is handed over the peer is a stranger like others, and nothing of it is parsed but its request's name.
+Until the handover the peer is a stranger like others, and nothing but the name in its request is parsed.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from elastic_driver.rendezvous.server.guest import LINGER_S, Guest
 from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport, Turns
 from elastic_driver.system.local_socket import is_ours
 
-_TLS = 0x16  # with which a record of its handshake begins, and nothing of HTTP
-# Of a stranger no more than this is read at once. Four times the longest request.
+_TLS = 0x16  # first byte of a TLS handshake record, and of no HTTP request
+# How much is read from a stranger at once: four times the longest request.
 _PIECE = 2 << 10
-# OpenSSL takes 42 KB for whoever sends a byte of a ClientHello. It gets none before all of it is there, or so much.
+# OpenSSL takes 42 KB once it has one byte of a ClientHello. It gets none before the whole has arrived, or this much.
 _MOST_HELLO = 16 << 10
 _NOBODY = "nobody may authenticate here under this name"
 
 
 class Newcomer(Guest, asyncio.BufferedProtocol):
-    """Over TLS it is the protocol below the layer first, and then the one above.
+    """A peer that is not identified yet. Over TLS it is first the protocol below the TLS layer, then the one above.
 
     Args:
-        service: of the server.
-        turns: of the loop.
+        service: the server.
+        turns: shared by all connections of the loop.
     """
 
     def __init__(self, service: Service, turns: Turns) -> None:
@@ -72,7 +72,7 @@ class Newcomer(Guest, asyncio.BufferedProtocol):
     # --- asyncio.BufferedProtocol; asyncio.Protocol above TLS ------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.BaseProtocol."""
+        """Take the transport, plain or above TLS."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._since = self._loop.time()
         if self._shakes_hands:
@@ -89,15 +89,15 @@ class Newcomer(Guest, asyncio.BufferedProtocol):
         self._guests.arrived(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """See asyncio.BufferedProtocol."""
+        """Return the shared buffer, cut to what a stranger may send at once."""
         return self._turns.read[:_PIECE]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """See asyncio.BufferedProtocol."""
+        """Handle the bytes in the shared buffer."""
         self.data_received(bytes(self._turns.read[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
+        """Find out from the bytes so far what the peer speaks."""
         if self._deaf:
             return
         self._received += data
@@ -114,7 +114,7 @@ class Newcomer(Guest, asyncio.BufferedProtocol):
             self._hand_over(Connection(self._service, is_for_probes=self._is_plain_tcp and not self._is_loopback()))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.BaseProtocol."""
+        """Remove the connection."""
         self._deaf = True
         self._guests.lost(self)
 
@@ -204,13 +204,13 @@ class Newcomer(Guest, asyncio.BufferedProtocol):
         self._hand_over(self._service.successor(identity))
 
     def _hand_over(self, protocol: asyncio.Protocol) -> None:
-        """From now on the connection is another protocol's, which gets what has come already."""
+        """Hand the connection, with the bytes read so far, over to another protocol."""
         transport, data = self._transport, self._received
         self._deaf, self._received = True, b""
         self._guests.lost(self)
         transport.set_protocol(protocol)
         if not isinstance(transport, TlsTransport):
-            # uvloop goes on to read into the buffer of a protocol that has one until it begins to read anew.
+            # uvloop keeps reading into the buffer of a BufferedProtocol until it starts reading anew.
             transport.pause_reading()
             transport.resume_reading()
         protocol.connection_made(transport)
@@ -221,23 +221,23 @@ class Newcomer(Guest, asyncio.BufferedProtocol):
         self._deaf = True
         self._since = self._loop.time()
         self._transport.write(refusal(text))
-        self._transport.write_eof()  # closing would reset what the peer is sending, and it would see that instead
+        self._transport.write_eof()  # closing would make the peer see a reset instead
 
     # --- Guest -----------------------------------------------------------------------------------------------------
 
     def refuse(self, status: int, text: str) -> None:
-        """See Guest. It is told when it has said in which form it can be."""
+        """Refuse the peer once its request shows which form of refusal it understands."""
         self._no_room = text
 
     def say_goodbye(self, text: str) -> None:
-        """See Guest."""
+        """Cut the connection: the server ends."""
         self.abort()
 
     def check_time(self, now: float) -> None:
-        """See Guest."""
+        """Cut the connection if it has stalled."""
         limits, waited_s = self._service.limits, now - self._since
         if self._shakes_hands:
-            return  # the layer has a time of its own
+            return  # the layer has a time limit of its own
         if self._deaf or self._no_room:
             limit_s = LINGER_S
         else:
@@ -246,7 +246,7 @@ class Newcomer(Guest, asyncio.BufferedProtocol):
             self.abort()
 
     def _is_loopback(self) -> bool:
-        """Whether the peer is on this machine, or reaches it through one (ssh -L)."""
+        """Return whether the peer is on this machine, or connects through it (ssh -L)."""
         name = self._transport.get_extra_info("sockname")
         try:
             address = ipaddress.ip_address(str(name[0]).partition("%")[0])
@@ -263,20 +263,21 @@ def _nobody_as(role: Role) -> str:
 
 
 class _ClientHello:
-    """Whether the first message of a TLS handshake is whole; it may be in several records (RFC 8446, 4 and 5.1).
+    """Finds the end of the first message of a TLS handshake; it may span several records (RFC 8446, 4 and 5.1).
 
-    Looks at each record once: with many small ones a byte at a time would cost a stranger little, and the loop much.
+    Looks at each record once: otherwise many small records, sent byte by byte, would cost a stranger little and the
+    loop much.
     """
 
     __slots__ = ("_at", "_message", "_size")
 
     def __init__(self) -> None:
         self._at = 0  # where the next record begins
-        self._message = b""  # its first bytes, which tell its length
-        self._size = 0  # of what is there of it
+        self._message = b""  # its first bytes, which hold its length
+        self._size = 0  # bytes of it that have arrived
 
     def is_whole(self, received: bytes) -> bool:
-        """Tells it of all that was received so far."""
+        """Return whether the message is complete in all bytes received so far."""
         while len(received) >= self._at + 5:
             start = self._at + 5
             end = start + int.from_bytes(received[self._at + 3 : start], "big")

@@ -1,6 +1,6 @@
-"""The certificate of a server: made when it is needed first, which in most jobs of one machine is never.
+"""The server's certificate: made when it is first needed, which in most single-machine jobs is never.
 
-Owns when that is. What a certificate is, is :mod:`~elastic_driver.rendezvous.certificate`'s business.
+Owns when it is made. :mod:`~elastic_driver.rendezvous.certificate` owns how.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from elastic_driver.rendezvous.certificate import Certificate, server_context
 
 
 class OwnCertificate:
-    """Used on one event loop.
+    """A certificate made on demand. Used on one event loop.
 
     Args:
-        certificate: one that there is already; None to make one when it is needed.
+        certificate: an existing certificate; None to make one when it is needed.
 
     Attributes:
-        fingerprint: see Certificate; "" until it is made.
-        context: for connections of the server; None until then.
+        fingerprint: SHA-256 of the certificate in DER, in hexadecimal digits; "" until it is made.
+        context: TLS context for the server's connections; None until then.
     """
 
     def __init__(self, certificate: Certificate | None = None) -> None:
@@ -31,29 +31,29 @@ class OwnCertificate:
 
     @property
     def made(self) -> Certificate | None:
-        """As it is; None until it is made."""
+        """The certificate; None until it is made."""
         return self._certificate
 
     async def make(self) -> str:
-        """Makes it, if there is none yet. Blocks until it is there.
+        """Make the certificate if there is none yet. Blocks until it is made.
 
         Returns:
             Its fingerprint.
 
         Raises:
-            SettingsError: this machine lacks what that takes: a package, a descriptor, TLS 1.3.
+            SettingsError: this machine lacks a package, a descriptor or TLS 1.3.
         """
         if self.context is None:
             await asyncio.shield(self.begin())
         return self.fingerprint
 
     def begin(self) -> asyncio.Future[SSLContext]:
-        """Has it made, if that is not done yet. Both attributes are set before others are told that it is done.
+        """Start making the certificate, unless that has begun. Both attributes are set before other callbacks run.
 
-        Where it could not be made (no memory, no thread, no descriptor) the next call tries again.
+        If it fails (no memory, no thread, no descriptor), the next call tries again.
         """
         if self._making is None:
-            # In a thread: importing what makes it takes some 50 ms, and others wait for the loop.
+            # In a thread: importing the package takes about 50 ms, in which the loop must serve others.
             self._making = asyncio.get_running_loop().run_in_executor(None, self._make)
             self._making.add_done_callback(self._made)
         return self._making

@@ -1,6 +1,6 @@
-"""Requests that are not answered at once: those for keys, those whose answer is being awaited.
+"""Requests that are not answered at once: for missing keys, or with a pending answer.
 
-Owns their time limits, and how their answers reach the connection. Polls nothing.
+Owns their time limits, and how their answers get to the connection. Polls nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class ParkedRequest(Deferred):
     """A parked key-value request (a KeyWaiter).
 
     Attributes:
-        round_id: the round it belongs to.
-        scope: where it waits.
-        key: for this key; None in an exchange, which waits for a number of keys.
-        count: for this many keys, in an exchange.
+        round_id: the round in which it waits.
+        scope: the scope in which it waits.
+        key: the key it waits for; None in an exchange, which waits for a number of keys.
+        count: that number, in an exchange.
     """
 
     __slots__ = ("_connection", "_keys", "_timer", "count", "key", "round_id", "scope")
@@ -36,24 +36,24 @@ class ParkedRequest(Deferred):
         self._timer: Timer | None = None
 
     def wait(self, keys: Keys[Any], wait_s: float, call_later: CallLater) -> None:
-        """Waits; :meth:`answer` or the time ends it."""
+        """Wait until :meth:`answer` or the time limit."""
         self._keys = keys
         keys.add(self)
         self._timer = call_later(wait_s, lambda: self.answer(*self.too_late(keys.store)))
 
     def begin(self, connection: Connection) -> None:
-        """See Deferred."""
+        """Park the request on its connection."""
         self._connection = connection
         connection.park(self)
 
     def answer(self, status: int, body: bytes) -> None:
-        """Ends the wait with an answer."""
+        """End the wait with an answer."""
         self.drop()
         if self._connection is not None:
             self._connection.answer(self, status, body)
 
     def too_late(self, store: RoundStore) -> RawAnswer:
-        """What is missing, when the time is over."""
+        """Return the answer for a timeout, which lists what is missing."""
         if self.key is not None:
             return 404, error_body(f"scope {self.scope!r} has no key {self.key!r}")
         present = [key for key, _ in store.entries(self.round_id, self.scope)]
@@ -66,7 +66,7 @@ class ParkedRequest(Deferred):
         return 408, error_body(text)
 
     def drop(self) -> None:
-        """Ends the wait without an answer."""
+        """End the wait without an answer."""
         if self._timer is not None:
             self._timer.cancel()
         if self._keys is not None:
@@ -74,10 +74,10 @@ class ParkedRequest(Deferred):
 
 
 class AwaitedKey:
-    """Somebody in this process who waits for a key (a KeyWaiter).
+    """A wait of this process itself for a key (a KeyWaiter).
 
     Attributes:
-        round_id, scope, key, count: see KeyWaiter.
+        round_id, scope, key, count: as in KeyWaiter.
         future: the value.
     """
 
@@ -89,7 +89,7 @@ class AwaitedKey:
         self.future.add_done_callback(lambda _: keys.remove(self))
 
     def answer(self, status: int, body: bytes) -> None:
-        """The value is there, or the round is over."""
+        """Resolve the future with the value, or fail it because the round is over."""
         if self.future.done():
             return
         if status == 200:
@@ -99,16 +99,16 @@ class AwaitedKey:
 
 
 class PendingAnswer(Deferred):
-    """A parked request whose answer is being awaited.
+    """A parked request whose answer is pending.
 
     Args:
-        future: the answer; cancelled when the time is over or nobody waits any more.
-        pending: all that are awaited.
-        failure: gives status and body for an exception.
-        wait_s: how long it is awaited; None for as long as the peer does.
+        future: the answer; cancelled on a timeout or when nobody waits any more.
+        pending: all pending answers.
+        failure: returns status and body for an exception.
+        wait_s: how long to wait for it; None for as long as the peer waits.
 
     Attributes:
-        future: see there.
+        future: the answer.
     """
 
     __slots__ = ("_connection", "_failure", "_pending", "_timer", "_wait_s", "future")
@@ -128,7 +128,7 @@ class PendingAnswer(Deferred):
         self._connection: Connection
 
     def begin(self, connection: Connection) -> None:
-        """See Deferred: 204 when there is no answer in time. One that is there already is sent at once."""
+        """Park the request on its connection, answering 204 on a timeout. An answer that is ready is sent at once."""
         self._connection = connection
         connection.park(self)
         if self.future.done():
@@ -140,7 +140,7 @@ class PendingAnswer(Deferred):
         self.future.add_done_callback(self._answer)
 
     def drop(self) -> None:
-        """Nobody waits any more."""
+        """Cancel the answer: nobody waits any more."""
         self.future.cancel()
 
     def _answer(self, future: asyncio.Future[Answer]) -> None:

@@ -1,7 +1,7 @@
 """The rendezvous server: finds the route of each request and sends its answer.
 
-Owns permissions, and the answers that are awaited. What a request means is the business of its route; what a peer may
-cost, and how bytes become requests, is the connection's.
+Owns permissions and pending answers. Routes define what a request means; the connection limits a peer's cost and parses
+its bytes.
 """
 
 from __future__ import annotations
@@ -45,38 +45,37 @@ _API = f"{API}/"
 
 
 def _has_no_key(identity: Identity) -> None:
-    """Nobody may come over TLS."""
+    """Reject everybody over TLS."""
 
 
 def _is_not_admitted(identity: Identity) -> bool:
-    """Nor over a Unix socket."""
+    """Reject everybody on a Unix socket."""
     return False
 
 
 class RendezvousServer:
-    """Serves one job. Runs in one event loop; its methods are called there.
+    """Serves one job. Runs in one event loop; call its methods there.
 
-    Whom it admits is decided when it is made: nobody, where nothing is said. Browsers and readers authenticate with
-    each request, to ``web`` and by ``reader``.
+    By default it admits nobody. Browsers and readers authenticate with each request, by ``web`` and by ``reader``.
 
     Args:
-        routes: all that can be asked here.
-        key_of: with what whoever connects over TLS authenticates; None for whom this server does not admit.
-        admits: whether somebody may speak on a Unix socket, where the kernel has named the user.
-        agents: makes what the connection of an admitted agent is handed over to; needed where any is admitted.
-        limits: see :class:`ServerLimits`.
-        on_error: told of an exception that a route should not have raised. Its request is answered with 500.
-        on_full, on_worker_gone: see :class:`Guests`.
-        web: answers what is not under /v1, to browsers and scrapers; None for nobody.
-        reader: the ``Authorization`` of readers; empty where there are none.
-        certificate: that there is already; None to make one when it is needed.
+        routes: all requests that can be made here.
+        key_of: returns the key with which an identity authenticates over TLS; None to reject it.
+        admits: returns whether an identity is accepted on a Unix socket, where the kernel has named the user.
+        agents: makes the protocol that takes over an admitted agent's connection; required if any agent is admitted.
+        limits: what one peer may cost.
+        on_error: called with an exception that a route should not have raised. Its request is answered with 500.
+        on_full, on_worker_gone: passed to :class:`Guests`.
+        web: answers browsers and scrapers outside /v1; None to serve none.
+        reader: the ``Authorization`` header of readers; empty where there are none.
+        certificate: an existing certificate; None to make one when it is first needed.
 
     Attributes:
-        key_of, admits: see above.
-        certificate: with which it is known over TLS.
-        guests: who is connected.
-        listeners: where it listens.
-        reader_header: that of readers; where there are none, what nobody can guess.
+        key_of, admits: as given.
+        certificate: the certificate that it shows over TLS.
+        guests: all connections.
+        listeners: the listening sockets.
+        reader_header: the readers' header; where there are none, random bytes that nobody can guess.
     """
 
     def __init__(
@@ -118,17 +117,17 @@ class RendezvousServer:
         connections_each: int = CONNECTIONS_EACH,
         descriptors_each: int = 0,
     ) -> int:
-        """Listens.
+        """Open the ports and start to serve.
 
         Args:
-            host, ports: see :meth:`Listeners.open`.
-            workers, at_most, connections_each, descriptors_each: see :meth:`Guests.make_room`.
+            host, ports: passed to :meth:`Listeners.open`.
+            workers, at_most, connections_each, descriptors_each: passed to :meth:`Guests.make_room`.
 
         Returns:
             The port.
 
         Raises:
-            SettingsError: the address or port cannot be had, or not as many files be open as the workers need.
+            SettingsError: the address or port is not available, or the limit of open files is too low for the workers.
         """
         self.guests.make_room(workers, at_most, connections_each=connections_each, descriptors_each=descriptors_each)
         port = await self.listeners.open(host, ports)
@@ -136,11 +135,11 @@ class RendezvousServer:
         return port
 
     async def start_local(self, listening: socket.socket, *, workers: int = 0) -> None:
-        """Serves processes of this machine.
+        """Serve processes of this machine.
 
         Args:
-            listening: see :meth:`Listeners.open_local`.
-            workers: for how many room is made; 0 where there is room already.
+            listening: passed to :meth:`Listeners.open_local`.
+            workers: how many workers to make room for; 0 if there is room already.
         """
         if workers:
             self.guests.make_local_room(workers)
@@ -148,11 +147,11 @@ class RendezvousServer:
         self.guests.begin()
 
     def descriptors(self) -> list[int]:
-        """Of all sockets, for a forked child, which has them too."""
+        """Return the descriptors of all sockets, for a forked child to close."""
         return [*self.listeners.descriptors(), *self.guests.descriptors()]
 
     async def close(self) -> None:
-        """Stops listening, answers 410 to whoever is parked, and drops every connection. Idempotent."""
+        """Stop listening, answer 410 to parked requests, and drop every connection. Idempotent."""
         self.listeners.close()
         answers = [pending.future for pending in self._pending]
         self.guests.begin_to_close()
@@ -163,14 +162,14 @@ class RendezvousServer:
     # --- for connections (Service) ---------------------------------------------------------------------------------
 
     def successor(self, identity: Identity) -> asyncio.Protocol:
-        """See Service."""
+        """Return the protocol that takes over the connection of an admitted peer (Service)."""
         if identity.role not in AGENT:
             return Connection(self, identity)
         assert self._agents is not None, "whoever admits agents takes them over"
         return self._agents(identity)
 
     def serve(self, connection: Connection, method: bytes, url: bytes, body: bytes) -> None:
-        """See Service."""
+        """Answer or park a request (Service); an unexpected exception is answered with 500."""
         try:
             self._serve(connection, method, url, body)
         except Exception as error:
@@ -179,7 +178,7 @@ class RendezvousServer:
     def serve_web(
         self, connection: Connection, method: bytes, url: bytes, headers: dict[str, str], body: bytes
     ) -> None:
-        """See Service."""
+        """Answer a request outside /v1 (Service)."""
         assert self.web is not None
         path, _, raw_query = url.decode("latin-1").partition("?")
         request = WebRequest(
@@ -229,7 +228,7 @@ class RendezvousServer:
             connection.reply(*written(answer), is_json=True)
 
     def _failure(self, error: BaseException) -> RawAnswer:
-        """Status and body for an exception. What nobody raises on purpose is a bug, and reported."""
+        """Return status and body for an exception. An unexpected one is a bug, and is reported."""
         if isinstance(error, RendezvousError):
             return refusal(error)
         if self._on_error is not None:
@@ -238,7 +237,7 @@ class RendezvousServer:
 
 
 def _refused(identity: Identity, method: bytes, path: str, routes: Sequence[Route]) -> RawAnswer:
-    """Status and body for what this peer may not ask, or nobody can."""
+    """Return status and body for a request that this peer may not make, or nobody can."""
     if not routes:
         return 404, error_body(f"no such path: {path}")
     name = method.decode("ascii", "replace")

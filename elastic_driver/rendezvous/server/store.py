@@ -1,6 +1,6 @@
-"""The key-value store of the rendezvous: bytes under round, scope and key. Pure; who waits for what is the server's.
+"""The key-value store of the rendezvous: bytes under round, scope and key. Pure; waiting is the server's business.
 
-Owns fencing: only the current round has keys, and whoever names another is told so.
+Owns fencing: only the current round has keys, and a request for another round is rejected.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 from elastic_driver.errors import RendezvousProtocolError, StaleRoundError
 from elastic_driver.rendezvous.entries import pack_entries
 
-# A round of 4,096 workers keeps 3 scopes of 4,096 keys; ten times that is no rendezvous any more.
+# A round of 4,096 workers keeps 3 scopes of 4,096 keys; ten times that is no longer a rendezvous.
 MAX_KEYS = 200_000
 MAX_BYTES = 1 << 30
 
 
 class RoundStore:
-    """Keys of the current round.
+    """The keys of the current round.
 
     Args:
-        max_keys: of all scopes together.
-        max_bytes: of all values together.
+        max_keys: limit for all scopes together.
+        max_bytes: limit for all values together.
 
     Attributes:
         round_id: the current round; 0 before the first.
@@ -29,12 +29,12 @@ class RoundStore:
         self._max_keys = max_keys
         self._max_bytes = max_bytes
         self._scopes: dict[str, dict[str, bytes]] = {}
-        self._packed: dict[str, bytes] = {}  # of scopes that did not change since they were asked for
+        self._packed: dict[str, bytes] = {}  # of scopes unchanged since the last request
         self._keys = 0
         self._bytes = 0
 
     def begin_round(self, round_id: int) -> None:
-        """Drops everything of the rounds before; from now on their keys are refused.
+        """Drop the keys of earlier rounds; requests for them are rejected from now on.
 
         Raises:
             ValueError: the round is not above the current one.
@@ -47,12 +47,12 @@ class RoundStore:
         self._keys = self._bytes = 0
 
     def check_round(self, round_id: int) -> None:
-        """Raises StaleRoundError unless this is the current round."""
+        """Raise StaleRoundError unless this is the current round."""
         if round_id != self.round_id:
             raise StaleRoundError(round_id, self.round_id)
 
     def put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
-        """Sets a key; setting it again replaces it.
+        """Set a key, replacing its value.
 
         Raises:
             StaleRoundError: the round is not the current one.
@@ -62,7 +62,7 @@ class RoundStore:
         entries = self._scopes.get(scope, {})
         present = entries.get(key)
         if present == value:
-            return  # asked again, because the answer was lost
+            return  # a retry, because the answer was lost
         keys, size = self._keys + (present is None), self._bytes + len(value) - len(present or b"")
         if keys > self._max_keys or size > self._max_bytes:
             raise RendezvousProtocolError(
@@ -75,18 +75,18 @@ class RoundStore:
         self._packed.pop(scope, None)
 
     def get(self, round_id: int, scope: str, key: str) -> bytes | None:
-        """The value; None when the key is not there. Raises StaleRoundError for another round."""
+        """Return the value, or None if the key is not set. Raises StaleRoundError for another round."""
         self.check_round(round_id)
         entries = self._scopes.get(scope)
         return None if entries is None else entries.get(key)
 
     def count(self, round_id: int, scope: str) -> int:
-        """How many keys the scope has. Raises StaleRoundError for another round."""
+        """Return how many keys the scope has. Raises StaleRoundError for another round."""
         self.check_round(round_id)
         return len(self._scopes.get(scope, ()))
 
     def entries(self, round_id: int, scope: str) -> list[tuple[str, bytes]]:
-        """All of the scope: keys that are integers in their order, the others behind them as text.
+        """Return the entries of a scope: integer keys in their order, then the others as text.
 
         Raises:
             StaleRoundError: the round is not the current one.
@@ -95,7 +95,7 @@ class RoundStore:
         return sorted(self._scopes.get(scope, {}).items(), key=_order)
 
     def packed(self, round_id: int, scope: str) -> bytes:
-        """:meth:`entries` as one body. Made once for all who ask before the scope changes: N workers ask for N keys.
+        """Return :meth:`entries` as one body, encoded once until the scope changes: N workers ask for N keys.
 
         Raises:
             StaleRoundError: the round is not the current one.
@@ -111,5 +111,5 @@ class RoundStore:
 
 def _order(entry: tuple[str, bytes]) -> tuple[int, int, str]:
     key = entry[0]
-    # isdecimal takes other scripts' digits as well; int() reads those too, but 4,300 of them it refuses.
+    # isdecimal accepts other scripts' digits too, and so does int(), but int() rejects 4,300 of them.
     return (0, int(key), key) if key.isascii() and key.isdecimal() and len(key) <= 18 else (1, 0, key)

@@ -1,7 +1,7 @@
-"""The route of torch Stores: answers what can be answered, and parks the rest. Polls nothing.
+"""The route of torch Stores: answers the requests that can be answered, and parks the rest. Polls nothing.
 
-Owns who waits for which key. What requests do to the values is the business of
-:mod:`~elastic_driver.rendezvous.server.values`. Used on the event loop only.
+Owns which request waits for which keys. :mod:`~elastic_driver.rendezvous.server.values` owns the values and what
+requests do to them. Used on the event loop only.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from elastic_driver.rendezvous.server.values import Changed, Values
 from elastic_driver.rendezvous.store_messages import StoreOp, StoreReply, StoreRequest, pieces_of
 from elastic_driver.system.job_clock import CallLater, Timer
 
-# Below what middleboxes let a connection idle; a Store asks again until its own time is over.
+# Below the idle timeouts of middleboxes; a Store repeats the request until its own timeout.
 POLL_S = 30.0
 
 Answer = tuple[int, bytes]
 
 
 class _Waiter:
-    """A request whose keys are not all there."""
+    """A request for keys that are not all set."""
 
     __slots__ = ("answer", "has_hung_up", "lacking", "request", "timer")
 
@@ -36,12 +36,12 @@ class _Waiter:
 
 
 class StoreRoute:
-    """See above.
+    """Serves torch Stores.
 
     Args:
-        values: what the Stores hold.
-        call_later: measures how long requests wait; the running loop's when None.
-        on_use: told which scope was asked for.
+        values: the contents of the Stores.
+        call_later: times the waits; None for the running loop's.
+        on_use: called with the scope of each request.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class StoreRoute:
         self._call_later = call_later
         self._on_use = on_use
         self._waiting: dict[tuple[str, bytes], dict[_Waiter, None]] = {}
-        self._popping: dict[tuple[int, int], _Waiter] = {}  # by client and number: one that comes again takes its place
+        self._popping: dict[tuple[int, int], _Waiter] = {}  # by client and number: a retry replaces the earlier one
 
     @property
     def parked(self) -> int:
-        """How many requests wait."""
+        """Return how many requests wait."""
         return len({waiter for waiters in self._waiting.values() for waiter in waiters})
 
     def answer(self, asked: RouteRequest) -> Answer | Awaitable[Answer]:
-        """Answers a request, at once or later: 204 when what it waits for does not come in time.
+        """Answer a request, at once or later; 204 if its keys are not set in time.
 
         Raises:
-            RendezvousError: it cannot be read, or cannot be done.
+            RendezvousError: it cannot be decoded or served.
         """
         request = StoreRequest.from_bytes(asked.body)
         values = self._values
@@ -81,7 +81,7 @@ class StoreRoute:
                 request = inner
                 values.check(request)
             case _:
-                pass  # it is whole
+                pass  # a complete request
         answered = values.answered(request)
         if answered is not None:
             return self._sized(request, answered)
@@ -113,7 +113,7 @@ class StoreRoute:
         loop = asyncio.get_running_loop()
         waiter = _Waiter(request, has_hung_up, loop.create_future())
         if request.op is StoreOp.POP and request.client:
-            # Its connection was cut, and nobody has told this end: what comes is for the one that asks now.
+            # Its connection broke without this end noticing: the value is for the retry.
             older = self._popping.get((request.client, request.number))
             if older is not None:
                 self._drop(older)
@@ -136,7 +136,7 @@ class StoreRoute:
                 if waiter.answer.done() or len(waiter.lacking) > 1:
                     self._no_longer(waiter, key)
                     continue
-                lacking = self._values.lacks(waiter.request)  # all of them: keys may have been deleted meanwhile
+                lacking = self._values.lacks(waiter.request)  # all keys: some may have been deleted meanwhile
                 if lacking:
                     self._no_longer(waiter, key)
                     self._wait_for(waiter, lacking)
@@ -147,7 +147,7 @@ class StoreRoute:
                     continue
                 try:
                     answer = self._carry_out(waiter.request)
-                except RendezvousProtocolError as error:  # that one's alone, and not of who has set the key
+                except RendezvousProtocolError as error:  # the waiter's error, not that of the request that set the key
                     if not waiter.answer.done():
                         waiter.answer.set_exception(error)
                 else:
@@ -177,5 +177,5 @@ class StoreRoute:
 
 
 def _is_too_late(request: StoreRequest, has_hung_up: Callable[[], bool]) -> bool:
-    """Whether the request would take something, and nobody is left to whom it could be given."""
+    """Return whether the request would take a value that nobody is left to receive."""
     return request.op is StoreOp.POP and has_hung_up()

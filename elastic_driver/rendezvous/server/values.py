@@ -1,7 +1,7 @@
-"""The values of torch Stores: what each request does to them. Pure; who waits for what is the route's.
+"""The values of torch Stores, and what each request does to them. Pure; waiting is the route's business.
 
-Owns scopes, the limits of what they hold, and the memory of what was answered: a request that comes again, because its
-answer was lost, gets the same answer and changes nothing.
+Owns scopes, size limits, and recent answers: a request that is repeated, because its answer was lost, gets the same
+answer and changes nothing.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from elastic_driver.rendezvous.store_messages import (
     number_in,
 )
 
-# gloo at 1,000 ranks has 1,000 keys in each of its groups; jobs of a service share these.
+# gloo at 1,000 ranks has 1,000 keys in each of its groups; all jobs of a service share this limit.
 MAX_KEYS = 2_000_000
 MAX_BYTES = 4 << 30
-# Whoever has been silent while so many others changed something has long had its answers.
+# A client that was silent while this many others changed something has long received its answers.
 _MAX_CLIENTS = 65_536
-# What an answer takes that is kept, beside its parts.
+# Overhead of a kept answer beyond its parts.
 _ANSWER_BYTES = 256
 
 
@@ -35,7 +35,7 @@ class _Scope:
     queues: dict[bytes, deque[bytes]] = field(default_factory=dict)
 
     def has(self, key: bytes) -> bool:
-        return key in self.values or key in self.queues  # a queue that is empty is none
+        return key in self.values or key in self.queues  # empty queues are removed
 
 
 @dataclass(slots=True)
@@ -44,17 +44,17 @@ class _Client:
 
     done: int = 0
     answers: dict[int, StoreReply] = field(default_factory=dict)
-    pieces: dict[int, dict[int, bytes]] = field(default_factory=dict)  # of requests that come in pieces
-    rest: dict[int, list[bytes]] = field(default_factory=dict)  # of answers that go in pieces
+    pieces: dict[int, dict[int, bytes]] = field(default_factory=dict)  # of requests sent in pieces
+    rest: dict[int, list[bytes]] = field(default_factory=dict)  # of answers sent in pieces
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a request has changed that others may wait for.
+    """The keys changed by a request that others may wait for.
 
     Attributes:
-        scope: where.
-        keys: that have values now, or longer queues.
+        scope: the scope.
+        keys: keys with a new value or a longer queue.
     """
 
     scope: str
@@ -62,13 +62,13 @@ class Changed:
 
 
 class Values:
-    """See above.
+    """The contents of all Stores.
 
     Args:
-        instance: tells this start of the server from others; not 0.
-        max_keys: of all scopes together, each item of a queue counted.
-        max_bytes: of all keys and values together, and of what comes in pieces.
-        max_kept: bytes of the answers that are kept until their clients say that they have heard them.
+        instance: distinguishes this start of the server from others; not 0.
+        max_keys: limit for all scopes together, each item of a queue counted.
+        max_bytes: limit for all keys, values and pieces of requests together.
+        max_kept: limit of the bytes of answers kept until their clients acknowledge them.
     """
 
     def __init__(
@@ -82,18 +82,18 @@ class Values:
         self._clients: OrderedDict[int, _Client] = OrderedDict()
         self._keys = 0
         self._bytes = 0
-        self._kept = 0  # bytes of answers
+        self._kept = 0  # bytes of kept answers
 
     @property
     def scopes(self) -> list[str]:
-        """Those that hold something."""
+        """The scopes that hold something."""
         return list(self._scopes)
 
     def check(self, request: StoreRequest) -> None:
-        """Whether the request can be meant for this store.
+        """Check that the request is meant for this store.
 
         Raises:
-            RendezvousClosedError: the server has been started anew since the client has met it.
+            RendezvousClosedError: the server was restarted since the client's first request.
         """
         if request.instance not in (0, self.instance):
             raise RendezvousClosedError("the rendezvous was started again: what this store held is gone")
@@ -101,7 +101,7 @@ class Values:
     # --- requests in pieces ------------------------------------------------------------------------------------------
 
     def take_piece(self, request: StoreRequest) -> StoreReply:
-        """Keeps a piece of a request that is too large for one message."""
+        """Keep a piece of a request that is too large for one message."""
         client = self._client(request)
         if len(request.parts) != 2:
             raise RendezvousProtocolError("cannot read a piece: it has a number and bytes")
@@ -115,7 +115,7 @@ class Values:
         return StoreReply(self.instance)
 
     def whole(self, request: StoreRequest) -> StoreRequest | StoreReply:
-        """The request whose pieces have come; or its answer, if it has been answered."""
+        """Return the request whose pieces have arrived; or its answer, if it has been answered."""
         client = self._client(request)
         answered = client.answers.get(request.number)
         if answered is not None:
@@ -130,7 +130,7 @@ class Values:
         return inner
 
     def keep_rest(self, request: StoreRequest, pieces: list[bytes]) -> StoreReply:
-        """Keeps an answer that is too large for one message until all of it has been asked for.
+        """Keep an answer that is too large for one message, until the client has fetched all of it.
 
         Raises:
             RendezvousProtocolError: there is no room for it now.
@@ -142,7 +142,7 @@ class Values:
         return StoreReply(self.instance, (), len(pieces))
 
     def rest(self, request: StoreRequest) -> StoreReply:
-        """A piece of such an answer."""
+        """Return a piece of such an answer."""
         pieces = self._client(request).rest.get(request.number, [])
         place = number_in(request.parts[0] if request.parts else b"", "the number of a piece")
         if not 0 <= place < len(pieces):
@@ -152,15 +152,15 @@ class Values:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def answered(self, request: StoreRequest) -> StoreReply | None:
-        """What was answered to this very request; None when it has not been answered, or changes nothing.
+        """Return the earlier answer to this request; None if it has not been answered, or changes nothing.
 
         Raises:
-            RendezvousProtocolError: its client has had the answer, and said so: this is an echo.
+            RendezvousProtocolError: its client has acknowledged the answer: this is a late duplicate.
         """
         return self._client(request).answers.get(request.number) if request.op in CHANGING else None
 
     def lacks(self, request: StoreRequest) -> list[bytes]:
-        """The keys that have to be there before the request can be answered, and are not."""
+        """Return the keys that must be set before the request can be answered."""
         scope = self._scopes.get(request.scope)
         if request.op is StoreOp.POP:
             key = request.parts[0] if request.parts else b""
@@ -173,14 +173,14 @@ class Values:
         return [key for key in dict.fromkeys(request.parts) if not there(key)]
 
     def carry_out(self, request: StoreRequest) -> tuple[StoreReply, Changed | None]:
-        """Does what is asked. Nothing may be lacking.
+        """Carry out a request. None of its keys may be missing.
 
         Raises:
-            RendezvousProtocolError: it cannot be done, and nothing has changed.
+            RendezvousProtocolError: it cannot be carried out, and nothing has changed.
         """
         keeps = request.op in CHANGING and bool(request.client)
         if keeps:
-            self._client(request)  # what it has heard is no longer kept
+            self._client(request)  # drops the answers that it has acknowledged
             self._make_room_for_answer(_ANSWER_BYTES)
             self._kept -= _ANSWER_BYTES
         parts, changed = self._do(request)
@@ -193,7 +193,7 @@ class Values:
         return reply, None if changed is None else Changed(request.scope, changed)
 
     def drop(self, scope: str) -> None:
-        """Forgets a scope."""
+        """Forget a scope."""
         dropped = self._scopes.pop(scope, None)
         if dropped is None:
             return
@@ -203,7 +203,7 @@ class Values:
             self._count(-len(queue), -sum(len(key) + len(value) for value in queue))
 
     def _do(self, request: StoreRequest) -> tuple[tuple[bytes, ...], tuple[bytes, ...] | None]:
-        """The answer's parts, and the keys that others may wait for."""
+        """Return the answer's parts, and the keys that others may wait for."""
         parts = request.parts
         match request.op:
             case StoreOp.GET:
@@ -271,8 +271,8 @@ class Values:
     def _compare_set(
         self, scope: str, key: bytes, expected: bytes, new: bytes
     ) -> tuple[tuple[bytes, ...], tuple[bytes, ...] | None]:
-        """As TCPStore has it: a key that is not there is set where nothing is expected, and else what is expected is
-        given back.
+        """Compare and set as TCPStore does: a missing key is set if nothing is expected; otherwise the expected value
+        is returned.
         """
         now = self._scope(scope).values.get(key)
         if now == expected or (now is None and not expected):
@@ -283,7 +283,7 @@ class Values:
     # --- what it holds -----------------------------------------------------------------------------------------------
 
     def _scope(self, name: str) -> _Scope:
-        """To look at: one that holds nothing is not kept."""
+        """Return the scope for reading; an empty one is not stored."""
         return self._scopes.get(name) or _Scope()
 
     def _set(self, scope: str, entries: list[tuple[bytes, bytes]]) -> None:
@@ -359,7 +359,7 @@ class Values:
         return client
 
     def _forget_answers(self, client: _Client, before: int | None) -> None:
-        """Forgets the answers to requests with lower numbers; None for all."""
+        """Forget the answers to requests with lower numbers; None for all."""
         for number in [number for number in client.answers if before is None or number < before]:
             self._kept -= _size(client.answers.pop(number))
         for number in [number for number in client.rest if before is None or number < before]:

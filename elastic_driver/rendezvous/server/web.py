@@ -1,7 +1,7 @@
-"""What browsers and scrapers ask of the driver's port, and are answered: everything that is not under /v1.
+"""Requests of browsers and scrapers to the driver's port, and their answers: everything outside /v1.
 
-Owns the shapes only. They prove nothing by a key: who they are, and what they may see, is the business of whoever
-answers (:class:`Web`). How bytes become requests is the connection's.
+Owns the shapes only. These peers do not authenticate with a key: :class:`Web` identifies them and decides what they may
+see. The connection parses the bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 BODY_BYTES = 4096
-"""Of one request, at most: nobody knows yet who sends it."""
+"""Limit of a request's body: its sender is not known yet."""
 HEALTH_PATH = "/healthz"
 
 
@@ -20,12 +20,12 @@ class WebRequest:
     """A request.
 
     Attributes:
-        method: of HTTP.
-        path: with what is quoted in it made plain.
-        query: its parameters; of several with one name the last.
-        headers: by name in small letters; of several with one name all, with ", " between them ("; " for cookies).
-        body: as it came, at most BODY_BYTES.
-        encrypted: whether the connection is.
+        method: the HTTP method.
+        path: the path, unquoted.
+        query: the parameters; of several with one name, the last.
+        headers: by lower-case name; several with one name are joined with ", " ("; " for cookies).
+        body: the raw body, at most BODY_BYTES.
+        encrypted: whether the connection uses TLS.
     """
 
     method: str
@@ -38,13 +38,13 @@ class WebRequest:
 
 @dataclass(frozen=True, slots=True)
 class WebAnswer:
-    """An answer. Its length is told by who sends it.
+    """An answer. The sender adds its length.
 
     Attributes:
-        status: of HTTP.
-        body: of it.
-        content_type: of the body.
-        headers: more of them.
+        status: the HTTP status.
+        body: the body.
+        content_type: the body's type.
+        headers: further headers.
     """
 
     status: int
@@ -54,24 +54,26 @@ class WebAnswer:
 
 
 class WebStream(Protocol):
-    """An answer without an end, until either side ends it."""
+    """An endless answer, until either side closes it."""
 
     def write(self, data: bytes) -> bool:
-        """Sends that. False when nobody reads any more: then, or when too much is unread, the connection is cut."""
+        """Write data. False if the peer no longer reads: then, or if it leaves too much unread, the connection is
+        cut.
+        """
 
     def close(self) -> None:
-        """Ends it, after what was written."""
+        """Close the stream after what was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebStreaming:
-    """An answer that goes on.
+    """An answer that is streamed.
 
     Attributes:
-        began: takes the stream, once its head is sent.
-        ended: told when nobody reads any more, or it was closed.
-        content_type: of what comes.
-        headers: more of them.
+        began: called with the stream once its head is sent.
+        ended: called when nobody reads any more, or the stream was closed.
+        content_type: type of the data.
+        headers: further headers.
     """
 
     began: Callable[[WebStream], None]
@@ -81,24 +83,25 @@ class WebStreaming:
 
 
 class Web(Protocol):
-    """Whoever answers."""
+    """Answers requests outside /v1."""
 
     def answer(self, request: WebRequest) -> WebAnswer | WebStreaming:
-        """At once. An error that it raises ends the job, as any of ours."""
+        """Answer at once. An exception ends the job, like any bug of ours."""
 
 
 class Probed:
-    """Answers probes, as Kubernetes has them: ``/healthz``, to anybody. That it answers is all that it says.
+    """Answers health probes, such as those of Kubernetes: ``/healthz``, to anybody. The answer shows only that the
+    server runs.
 
     Args:
-        others: answers everything else; None for nobody.
+        others: answers everything else; None to serve nothing else.
     """
 
     def __init__(self, others: Web | None) -> None:
         self._others = others
 
     def answer(self, request: WebRequest) -> WebAnswer | WebStreaming:
-        """See Web."""
+        """Answer a probe, or pass the request on."""
         if request.path == HEALTH_PATH:
             if request.method not in ("GET", "HEAD"):
                 return WebAnswer(405, b"ask with GET\n", headers=(("Allow", "GET, HEAD"),))
