@@ -1,9 +1,9 @@
-"""checkpoint_point(): where a script that is restarted asks whether to write a checkpoint and end.
+"""checkpoint_point(): tells a script that is restarted by SIGTERM when to write a checkpoint and exit.
 
-At a planned change the driver sends SIGTERM to all workers and waits for them (``--drain-timeout``). A signal comes to
-each rank at another place of the script, and a checkpoint, or a collective on the way to it, needs all ranks at one:
-so they agree here, all at the same call. Owns the signal's handler, the agreement, and the news to the driver of how
-far the script has come. Works under any launcher that ends its workers with SIGTERM.
+At a planned change the driver sends SIGTERM to all workers and waits for them (``--drain-timeout``). The signal reaches
+each rank at a different place of the script, but a checkpoint, and any collective on the way to it, needs all ranks at
+the same place: here they agree, all in the same call. Owns the signal's handler, the agreement, and the progress
+reports to the driver. Works under any launcher that ends its workers with SIGTERM.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from elastic_driver.rendezvous.messages import RunningReport
 if TYPE_CHECKING:
     from elastic_driver.rendezvous.client import RendezvousClient
 
-# No sooner is the driver told again how far the script has come.
+# Least time between two progress reports.
 _REPORT_S = 1.0
 _COUNTS_ANEW = (
     "elastic_driver: warning: checkpoint_point() without step= counts its calls from 0 again in a worker that is "
@@ -33,18 +33,18 @@ _COUNTS_ANEW = (
 
 
 def checkpoint_point(*, step: int | None = None, every: int = 1, total: int | None = None) -> bool:
-    """Asks whether a planned change is due: then write a checkpoint now, and end with ``sys.exit(0)``.
+    """Return whether a planned change is due: if so, write a checkpoint now and end with ``sys.exit(0)``.
 
-    To be called by all ranks at the same place, by the main thread, best once a step. All get the same answer at the
-    same call. From then on it is always True. The first call takes over SIGTERM, where the script has no handler of
-    its own; one that has is told by that, and not here.
+    All ranks must call it at the same place, in the main thread, best once a step. All get the same answer in the same
+    call, and True from then on. The first call installs a SIGTERM handler, unless the script has its own; then the
+    script's handler alone gets the signal.
 
     Args:
-        step: how far the training has come since it first began, for the driver's status and its rule on jobs that make
-            no progress. Where it is not given the calls are counted, from 0 in each process: a worker that is started
-            again comes no further than the last one until it has made more calls. Best always given.
-        every: the ranks agree in each so many calls only, and False is the answer to the others.
-        total: how many steps the training has in all. With it the driver can tell how much is left.
+        step: progress of the training since it first began, for the driver's status and its rule on jobs without
+            progress. If omitted, calls are counted, from 0 in each process: a restarted worker shows no progress until
+            it has made more calls than the last one. Best always given.
+        every: the ranks agree only in every so many calls; the others return False.
+        total: how many steps the training has in all, from which the driver computes how much is left.
 
     Raises:
         RuntimeError: there are several workers, and ``torch.distributed`` is not initialized.
@@ -54,18 +54,18 @@ def checkpoint_point(*, step: int | None = None, every: int = 1, total: int | No
 
 
 class _Point:
-    """What is known in this process."""
+    """The state of this process."""
 
     def __init__(self) -> None:
         self._calls = 0
         self._noticed = False
         self._is_due = False
-        self._world: Any = None  # the default group of which _group is a copy
+        self._world: Any = None  # the default group that _group is a copy of
         self._group: Any = None
         self._reporter: _Reporter | None = None
 
     def ask(self, step: int | None, every: int, total: int | None) -> bool:
-        """See checkpoint_point."""
+        """Count a call, report progress, and agree if it is time."""
         if every < 1:
             raise ValueError(f"checkpoint_point(every={every}): it must be 1 or more")
         if total is not None and total < 1:
@@ -84,7 +84,7 @@ class _Point:
     def _begin(self) -> None:
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._note)
-        # Where hvd.init() was called, the driver hears of commits.
+        # Where hvd.init() was called, the driver learns of progress from commits.
         if ENV_RENDEZVOUS in os.environ and not _is_in_a_round():
             with contextlib.suppress(ElasticError, ValueError, KeyError):
                 self._reporter = _Reporter.of_this_worker()
@@ -104,7 +104,7 @@ class _Point:
         if dist.get_world_size() < 2:
             return self._noticed
         if self._world is not dist.group.WORLD:
-            # Of its own: the script's collectives may be under way on another thread or device.
+            # A group of its own: the script's collectives may be in flight on another thread or device.
             self._world, self._group = dist.group.WORLD, dist.new_group(backend="gloo")
         torch = sys.modules["torch"]
         noticed = torch.tensor([self._noticed], dtype=torch.int32, device="cpu")
@@ -113,29 +113,29 @@ class _Point:
 
 
 def _is_in_a_round() -> bool:
-    """Whether this process has called hvd.init(); it may have imported the library for something else."""
+    """Return whether this process has called hvd.init(); it may have imported the library for something else."""
     runtime = sys.modules.get("elastic_driver.worker.rounds.runtime")
     return runtime is not None and bool(runtime.current_round().initialized)
 
 
 class _Reporter:
-    """Tells the driver how far the script has come, in a thread that never disturbs the training.
+    """Reports the script's progress to the driver, in a thread that never disturbs the training.
 
     Args:
-        url: of who passes it on.
+        url: the address to report to.
         credential: of this worker.
-        worker: which it is.
-        round_id: for which it was started.
+        worker: this worker.
+        round_id: the round that it was started for.
 
     Attributes:
-        tells_of_calls: whether the user is to be told where calls are counted instead of steps.
+        tells_of_calls: whether to warn the user if calls are counted instead of steps.
     """
 
     def __init__(self, url: str, credential: Credential, worker: WorkerId, round_id: int) -> None:
         self._way = url, credential
         self._worker = worker
         self._round_id = round_id
-        # In the first round all begin at 0; and one that says it is enough.
+        # In the first round all begin at 0; and one rank's warning is enough.
         self.tells_of_calls = round_id > 1 and os.environ.get("RANK", "0") == "0"
         self._progress = self._total = 0
         self._news = threading.Event()
@@ -143,20 +143,20 @@ class _Reporter:
 
     @classmethod
     def of_this_worker(cls) -> _Reporter:
-        """Raises ElasticError, ValueError or KeyError where this process is no worker of ours."""
+        """Make a reporter. Raises ElasticError, ValueError or KeyError if this process is not one of our workers."""
         credential = Credential.of_worker(os.environ)
         worker = WorkerId.parse(os.environ[ENV_WORKER])
         return cls(os.environ[ENV_RENDEZVOUS], credential, worker, int(os.environ[ENV_ROUND]))
 
     def came_to(self, progress: int, total: int) -> None:
-        """Costs nothing: the thread looks at it when it is time."""
+        """Note the progress. Costs nothing: the thread sends it when the time comes."""
         self._progress, self._total = progress, total
         self._news.set()
 
     def _run(self) -> None:
         from elastic_driver.rendezvous.client import RendezvousClient
 
-        with contextlib.suppress(Exception):  # whatever it is, the training goes on
+        with contextlib.suppress(Exception):  # whatever fails here, the training continues
             self._tell(RendezvousClient(*self._way))
 
     def _tell(self, client: RendezvousClient) -> None:
@@ -171,7 +171,7 @@ class _Reporter:
                 client.close()
                 return
             except ElasticError:
-                pass  # of a round that has ended, or a driver that does not answer: the next one may arrive
+                pass  # the round has ended or the driver does not answer: the next report may arrive
             pause.wait(_REPORT_S)
 
 

@@ -1,4 +1,4 @@
-"""``elastic.run``: calls a training function again and again, in one round after another, until it returns."""
+"""``elastic.run``: calls a training function in one round after another until it returns."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ S = TypeVar("S", bound=State)
 
 
 def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Decorates a training function, whose first argument is its state, so that it survives changes of membership.
+    """Decorate a training function, whose first argument is its state, so that it survives membership changes.
 
-    The state is made equal on all ranks and the function called. When a collective fails, the state goes back to its
-    last commit; when hosts came or went, it stays as it is. Either way this process then joins the next round, and
-    the function is called again, from its top: it must go on from what the state says.
+    The state is synced to all ranks and the function is called. When a collective fails, the state is restored to its
+    last commit; when hosts joined or left, it is kept. Either way this process then joins the next round, and the
+    function is called again, from its top: it must resume from the state.
 
-    In a job that mpirun or srun has started the ranks stay as they are: a collective that fails ends the training.
+    In a job started by mpirun or srun the ranks never change: a failed collective ends the training.
 
     The decorated function raises what the function raises, and also:
         NotInitializedError: ``init()`` was not called.
-        SystemExit: with code 0, when the driver has no place for this process any more.
+        SystemExit: with code 0, if the driver no longer has a place for this process.
     """
 
     @functools.wraps(func)
@@ -65,14 +65,14 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                     raise
                 if process.is_launched:
                     raise  # there is no other round
-                # The driver tells the user what happened, once; each rank's own view is for who looks closer.
+                # The driver reports what happened, once; each rank's own view is logged for debugging.
                 _log.info("elastic_driver: round %d: %s", current().assignment.round_id, error)
                 cause, detail = ReadyCause.INTERNAL_ERROR, str(error)
                 where, raised = _origin(error)
             except HostsUpdatedInterrupt as interrupt:
                 cause, detail = ReadyCause.HOSTS_UPDATED, interrupt.reason
                 where, raised = "", False
-            # Outside the handlers, so that the old round's frames, and the buffers in them, are free by now.
+            # Outside the handlers, so that the old round's frames, and the buffers in them, are freed by now.
             if cause is ReadyCause.HOSTS_UPDATED:
                 cause, detail = _settle(process, detail)
             if cause is ReadyCause.INTERNAL_ERROR:
@@ -85,7 +85,9 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
 
 
 def _settle(process: Runtime, detail: str) -> tuple[ReadyCause, str]:
-    """Completes what is under way before a planned change; why the round is left then, as it may break in that."""
+    """Complete the operations in flight before a planned change; return the cause for leaving, since the round may
+    break.
+    """
     try:
         process.settle_round()
     except HorovodInternalError as error:
@@ -94,15 +96,15 @@ def _settle(process: Runtime, detail: str) -> tuple[ReadyCause, str]:
 
 
 def _comes_of_the_round(error: Exception) -> bool:
-    """Whether a framework's process group has raised it because the round is broken."""
+    """Return whether a framework's process group raised the error because the round is broken."""
     joined = current_round().joined
     return joined is not None and joined.accounts_for(error)
 
 
 def _origin(error: Exception) -> tuple[str, bool]:
-    """The line of the user's code that the error came through last, and whether that line raised it.
+    """Return the last line of the user's code that the error passed, and whether that code raised it.
 
-    It has not when the error is a framework's, of a process group that broke with the round.
+    It did not if the error is a framework's, from a process group that broke with the round.
     """
     where, raised, level = "", False, error.__traceback__
     while level is not None:
@@ -115,7 +117,7 @@ def _origin(error: Exception) -> tuple[str, bool]:
 
 
 def _enter(process: Runtime, state: State, func: Callable[..., object]) -> None:
-    """Brings the state in step with the round and tells the driver."""
+    """Sync the state with the round, and report to the driver."""
     on_disc = durable()
     if on_disc is not None:
         on_disc.enter(state)

@@ -1,6 +1,6 @@
-"""What training must not lose: states that can be saved, restored, and made equal on all ranks.
+"""States: what training must not lose, and how it is saved, restored, and synced to all ranks.
 
-Owns the counting of commits and the agreement to leave a round. The PyTorch state is in elastic_driver.torch.state.
+Owns the count of commits and the agreement to leave a round. The PyTorch state is in elastic_driver.torch.state.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from elastic_driver.worker.rounds.current import current_round
 
 
 class _HostUpdates:
-    """What Horovod's elastic scripts ask for ``empty()`` while they wait for a change of hosts to be noticed."""
+    """The object whose ``empty()`` Horovod's elastic scripts poll for host updates."""
 
     def empty(self) -> bool:
-        """Whether this process knows of no change for which it is to leave at its next commit."""
+        """Return whether this process knows of no change that requires it to leave at its next commit."""
         current = current_round()
         return not (current.initialized and current.context.hosts_updated)
 
 
 class State:
-    """Base of all states. A subclass gives save, restore and sync; reset too where it needs one.
+    """Base of all states. A subclass implements save, restore and sync; and reset, if it needs to.
 
-    All names that are not Horovod's begin with an underscore: the others are the attributes' of the training.
+    Names that are not Horovod's begin with an underscore: all others belong to the training's attributes.
 
     Args:
         bcast_object: for Horovod's interface.
@@ -44,44 +44,46 @@ class State:
     def __init__(
         self, bcast_object: Callable[[Any], Any] | None = None, get_rank: Callable[[], int] | None = None
     ) -> None:
-        # Of this state so far, as of the restore point; the same on all ranks after a sync. The rank with the most is
-        # the one whose state the next round goes on from.
+        # Commits of this state at its restore point; the same on all ranks after a sync. The next round resumes from
+        # the state of the rank with the most.
         self._commits = 0
-        self._saving_as: int | None = None  # commits of the restore point that is being made
+        self._saving_as: int | None = None  # commits of the restore point being made
         self._reset_callbacks: list[Callable[[], None]] = []
         self._host_messages = _HostUpdates()
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], None]]) -> None:
-        """Has functions called after each reset, when ranks and size are the new ones, before the state is synced.
+        """Register functions to call after each reset, with the new rank and size, before the state is synced.
 
-        Usual work there: the learning rate for the new size.
+        Typical use: adapt the learning rate to the new size.
         """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Called by ``elastic.run`` in the new round."""
+        """Reset the state and run the callbacks. Called by ``elastic.run`` in the new round."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def _prepare(self, planned: SlotInfo) -> None:
-        """Called before this process joins others that train, and would wait for whatever it does first after that.
+        """Prepare before joining ranks that already train: they would wait for any slow first use after that.
 
         Args:
-            planned: its place among them, most likely.
+            planned: this process's most likely place among them.
         """
 
     def on_hosts_updated(self, timestamp: float = 0.0, update_res: int = 0) -> None:
-        """For Horovod's interface. The driver's notice is a level that the watch thread keeps, so nothing is queued."""
+        """Do nothing; for Horovod's interface. The watch thread keeps the driver's notice as a level, so nothing is
+        queued.
+        """
 
     def commit(self) -> None:
-        """Saves the state, then looks for host updates.
+        """Save the state, then check for host updates.
 
         Raises:
-            HostsUpdatedInterrupt: hosts came or went; on all ranks at the same commit.
+            HostsUpdatedInterrupt: hosts joined or left; on all ranks at the same commit.
             ForkedProcessError: this process was forked from the worker that has the state.
             HorovodInternalError: a peer is gone. The state is saved nevertheless.
-            DurableError: the job has durable commits, and a value of the state is of no kind that they hold.
+            DurableError: the job has durable commits, and cannot store a value of the state.
         """
         current_round().refuse_if_forked()
         self._save_as(self._commits + 1)
@@ -95,21 +97,21 @@ class State:
         self.check_host_updates()
 
     def _save_as(self, commits: int) -> None:
-        """Makes the restore point, of so many commits. What ends it early leaves the former one, and its number."""
+        """Make the restore point, with this number of commits. If interrupted, the former one and its number stay."""
         self._saving_as = commits
         try:
             self.save()
         finally:
             self._saving_as = None
-        self._commits = commits  # where a save of the user's own has not
+        self._commits = commits  # in case the user's own save() has not set it
 
     def check_host_updates(self) -> None:
-        """Leaves the round when the driver asked for it. All ranks must call it at the same step.
+        """Leave the round if the driver asks for it. All ranks must call this at the same step.
 
         Blocks for one allreduce of one integer (none in a job of one process).
 
         Raises:
-            HostsUpdatedInterrupt: hosts came or went; on all ranks.
+            HostsUpdatedInterrupt: hosts joined or left; on all ranks.
             HorovodInternalError: a peer is gone.
         """
         current = current_round()
@@ -126,22 +128,22 @@ class State:
             raise HostsUpdatedInterrupt(reason=context.update_reason)
 
     def save(self) -> None:
-        """Copies the state to host memory: the new restore point."""
+        """Copy the state to host memory as the new restore point."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Goes back to the restore point, bit for bit."""
+        """Restore the state from the restore point, bit for bit."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Makes the state that of rank 0, on all ranks, and that the restore point. Counts no commit."""
+        """Make rank 0's state the state and restore point of all ranks. Does not count a commit."""
         raise NotImplementedError
 
     def _durable_values(self, *, lend: bool = False) -> dict[str, Any]:
-        """The restore point, by attribute, for durable commits.
+        """Return the restore point, by attribute, for durable commits.
 
         Args:
-            lend: whether another thread will read it: then later saves leave it as it is, until the next is lent.
+            lend: whether another thread will read it: later saves then leave it unchanged, until the next is lent.
         """
         raise DurableError(
             f"cannot write a {type(self).__name__} to disc: it has no _durable_values and _load_durable; use "
@@ -149,19 +151,19 @@ class State:
         )
 
     def _load_durable(self, values: dict[str, Any], commits: int) -> None:
-        """Makes the state, and the restore point, what ``_durable_values`` was at that commit."""
+        """Set the state and the restore point to what ``_durable_values`` was at that commit."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Adapts to other ranks and another size. Called in the new round, before sync."""
+        """Adapt to the new ranks and size. Called in the new round, before sync."""
 
 
-# What no attribute of a training can be called, besides names with an underscore first.
+# Names that a training's attributes cannot have, besides those with a leading underscore.
 _RESERVED = frozenset(name for name in dir(State) if not name.startswith("_"))
 
 
 def check_attributes(names: Iterable[str]) -> None:
-    """Raises ValueError when a state cannot have attributes of these names."""
+    """Raise ValueError if a state cannot have attributes of these names."""
     taken = sorted(name for name in names if name in _RESERVED or name.startswith("_"))
     if taken:
         raise ValueError(f"cannot keep attributes named {', '.join(taken)}: a state has these names itself")
@@ -173,9 +175,9 @@ class ObjectState(State):
     Values are copied with ``copy.deepcopy`` and sent with cloudpickle.
 
     Args:
-        bcast_object: what sends an object from rank 0 (Horovod's parameter); by default this package's.
+        bcast_object: sends an object from rank 0 (Horovod's parameter); this package's by default.
         get_rank: for Horovod's interface.
-        **kwargs: the attributes and their first values.
+        **kwargs: the attributes and their initial values.
     """
 
     def __init__(
@@ -206,41 +208,41 @@ class ObjectState(State):
             setattr(self, name, value)
 
     def save(self) -> None:
-        """See State."""
+        """Copy the attributes as the new restore point."""
         point = self._copied()
         if self._saving_as is not None:
             point["_commits"] = self._saving_as
-        # One call into C, so that a signal's handler cannot raise between two of them: the values, the tensors and the
-        # number of the restore point are those of one commit.
+        # One call into C, so that a signal handler cannot raise in between: values, tensors and number of the restore
+        # point always belong to one commit.
         self.__dict__.update(point)
 
     def _copied(self) -> dict[str, Any]:
-        """A copy of the state, by the names of the attributes that hold the restore point."""
+        """Return a copy of the state, by the names of the attributes that hold the restore point."""
         return {"_saved": copy.deepcopy(self._values())}
 
     def restore(self) -> None:
-        """See State."""
+        """Restore the attributes from the restore point."""
         self._take(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """See State. Blocks for two broadcasts."""
+        """Send rank 0's attributes to all ranks. Blocks for two broadcasts."""
         commits, values = self._bcast_object((self._commits, self._values()))
         self._take(values)
         self._save_as(commits)
 
     def _durable_values(self, *, lend: bool = False) -> dict[str, Any]:
-        """See State. The saved values are never changed, only replaced."""
+        """Return the saved values, which are never changed, only replaced."""
         return self._saved
 
     def _load_durable(self, values: dict[str, Any], commits: int) -> None:
-        """See State."""
+        """Set the attributes and the restore point from a commit on disk."""
         check_names(values, self._names)
         self._take(values)
         self._save_as(commits)
 
 
 def check_names(values: dict[str, Any], names: list[str]) -> None:
-    """Raises DurableError unless a commit on disc has just these attributes."""
+    """Raise DurableError unless a commit on disk has exactly these attributes."""
     missing, unknown = sorted(set(names) - set(values)), sorted(set(values) - set(names))
     if missing or unknown:
         raise DurableError(

@@ -1,1 +1,1 @@
-"""This worker's place in the job: the round it is in, the one it waits for, and the driver it listens to."""
+"""This worker's place in the job: its current round, the next one it waits for, and its link to the driver."""

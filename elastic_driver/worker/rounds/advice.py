@@ -1,7 +1,8 @@
-"""What a training script has most likely forgotten: its commits, or ``elastic.run`` itself. Said once, by rank 0.
+"""Advice about what a training script has most likely forgotten: its commits, or ``elastic.run``. Given once, by rank
+0.
 
-Owns the count of steps that this is decided by. A step costs an addition and a comparison; all else happens once, or
-in the watch thread. Knows nothing of rounds but this process's rank. What it cannot know it says nothing of.
+Owns the step count that decides it. A step costs an addition and a comparison; everything else happens once, or in the
+watch thread. Knows nothing of rounds but this process's rank. It does not advise on what it cannot know.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from elastic_driver.system.installed import within_installed
 _log = logging.getLogger("elastic_driver.worker")
 
 STEPS = 100
-"""Of an optimizer, after which something is said. Horovod's examples commit after each tenth batch or more often."""
+"""Steps of an optimizer before any advice. Horovod's examples commit every tenth batch or more often."""
 LONG_S = 60.0
-"""After so many seconds it is, too, where there was a step; or, without an optimizer, OPERATIONS of the engine."""
+"""Seconds before any advice if there was a step; or, without an optimizer, OPERATIONS of the engine."""
 OPERATIONS = 100
 
 _NEVER = sys.maxsize
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _OURS = ("elastic_driver", "horovod")
-# What a file has to have, to be worth a closer look.
+# Words that make a file worth a closer look.
 _WORDS = re.compile(rb"commit|check_host_updates|\bsave\b", re.IGNORECASE)
 
 
@@ -43,10 +44,10 @@ def _say(text: str) -> None:
 
 
 class Advice:
-    """Watches one process. All methods but ``look`` are called by the thread that trains.
+    """Watches one process. The training thread calls all methods except ``look``.
 
     Args:
-        say: says something to the user.
+        say: prints advice for the user.
         clock: seconds.
     """
 
@@ -57,35 +58,35 @@ class Advice:
         self._may_change = False
         self._thread = 0
         self._has_run = False  # elastic.run was entered
-        self._function: Callable[..., object] | None = None  # that it has called
+        self._function: Callable[..., object] | None = None  # the function it has called
         self._commits: Callable[[], int] = lambda: 0
         self._is_told: set[str] = set()
         self._begin(0, due=_NEVER)
 
     def _begin(self, finished: int, *, due: int = STEPS) -> None:
-        """Counts anew."""
+        """Reset the counters."""
         self._since = self._clock()
         self._finished = finished
         self._steps = 0
-        self._due = due  # the step at which something may have to be said
+        self._due = due  # the step at which advice may be due
 
     def enter_round(self, rank: int, *, may_change: bool) -> None:
-        """This process has a place; -1 for a rank where nothing is ever to be said.
+        """Note this process's rank; -1 if it must never advise.
 
         Args:
-            rank: there.
-            may_change: whether hosts may come and go.
+            rank: its rank.
+            may_change: whether hosts may join and leave.
         """
         self._rank, self._may_change, self._thread = rank, may_change, threading.get_ident()
         if not self._has_run:
             self._begin(0, due=STEPS if rank == 0 and may_change else _NEVER)
 
     def enter_run(self, function: Callable[..., object], commits: Callable[[], int], finished: int) -> None:
-        """``elastic.run`` is about to call a function.
+        """Note that ``elastic.run`` is about to call a function.
 
         Args:
-            function: which.
-            commits: how many its state has.
+            function: the function.
+            commits: returns the commits of its state.
             finished: operations that the engine has finished so far.
         """
         self._has_run = True
@@ -93,18 +94,18 @@ class Advice:
         self._begin(finished, due=STEPS if self._rank == 0 and self._may_change else _NEVER)
 
     def leave_run(self) -> None:
-        """The function has returned: what comes now is the script's own business."""
+        """Note that the function has returned: the rest of the script is not watched."""
         self._function = None
         self._due = _NEVER
 
     def note_step(self) -> None:
-        """An optimizer steps."""
+        """Count a step of an optimizer."""
         self._steps += 1
         if self._steps >= self._due:
             self._judge(sys._getframe(1))
 
     def look(self, finished: int) -> None:
-        """In the watch thread, every half a minute or so.
+        """Check, about every half minute, in the watch thread.
 
         Args:
             finished: operations that the engine has finished so far.
@@ -112,7 +113,7 @@ class Advice:
         if self._due == _NEVER or self._clock() - self._since < LONG_S:
             return
         if self._steps:
-            self._due = 0  # the next step says where it is
+            self._due = 0  # the next step shows the place
         elif finished - self._finished >= OPERATIONS:
             self._judge(sys._current_frames().get(self._thread))
 
@@ -120,15 +121,15 @@ class Advice:
         self._due = _NEVER
         try:
             self._decide(frame)
-        except Exception:  # whatever it is, training has no part in it
+        except Exception:  # whatever fails here, training must not notice
             _log.debug("elastic_driver: cannot advise", exc_info=True)
 
     def _decide(self, frame: FrameType | None) -> None:
         took_s = self._clock() - self._since
-        if self._steps < STEPS and took_s < LONG_S:  # it has begun to count anew just now
+        if self._steps < STEPS and took_s < LONG_S:  # the counters were reset just now
             self._due = STEPS
             return
-        # Without an optimizer nobody knows whether it trains; an evaluation loses its work in the same way.
+        # Without an optimizer it is unknown whether it trains; an evaluation loses its work in the same way.
         what = f"trained for {self._steps} steps" if self._steps >= STEPS else f"run for {took_s:.0f} s"
         if self._function is not None:
             self._judge_commits(self._function, what)
@@ -162,7 +163,7 @@ def _file(code: CodeType) -> str:
 
 
 def _place(frame: FrameType | None) -> str:
-    """The line of the user's own code that a thread is in, and its function."""
+    """Return the line of the user's own code that a thread is in, and its function."""
     while frame is not None and not _is_users(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
@@ -173,14 +174,15 @@ def _place(frame: FrameType | None) -> str:
 
 
 def _is_users(path: str) -> bool:
-    """Whether this is a file of neither this package, nor Python's library, nor anything that was installed."""
+    """Return whether a file belongs to neither this package, nor Python's library, nor anything installed."""
     return not path.startswith((_PACKAGE, _LIBRARY, "<")) and not within_installed(path)
 
 
 def may_commit(function: Callable[..., object]) -> bool:
-    """Whether a commit can stand anywhere in the code that a training function may run: one that is just seldom.
+    """Return whether the code that a training function may run contains a commit, even a rare one.
 
-    Read are the user's own modules, and installed ones that import this library. What cannot be read may have one.
+    Checks the user's own modules, and installed ones that import this library. Unreadable code counts as containing
+    one.
     """
     try:
         code = getattr(inspect.unwrap(function), "__code__", None)
@@ -193,7 +195,7 @@ def may_commit(function: Callable[..., object]) -> bool:
 
 
 def _sources() -> Iterator[str]:
-    """Files that a commit may be in. No module is asked for anything: many have attributes that import or warn."""
+    """Yield files that may contain a commit. Module attributes are never accessed: many import or warn."""
     modules = [(name, module) for name, module in list(sys.modules.items()) if issubclass(type(module), ModuleType)]
     ours = {id(module) for name, module in modules if name.partition(".")[0] in _OURS}
     for _, module in modules:
@@ -202,16 +204,18 @@ def _sources() -> Iterator[str]:
         if not isinstance(path, str) or path.startswith(_PACKAGE):
             continue
         if _is_users(path) or any(id(value) in ours for value in list(names.values())):
-            yield path  # a compiled one has its names in it, and is no text
+            yield path  # a compiled module has its names in it, and is not text
 
 
 def _has_commit(path: str, state: str) -> bool:
-    """Whether a file names a commit, a look for host updates, or a save of the state; in code, not in comments."""
+    """Return whether a file's code, not its comments, names a commit, a check for host updates, or a save of the
+    state.
+    """
     text = Path(path).read_bytes()
     if not _WORDS.search(text):
         return False
     before = ["", ""]
-    for token in tokenize.tokenize(io.BytesIO(text).readline):  # unlike a parser it warns of nothing in the text
+    for token in tokenize.tokenize(io.BytesIO(text).readline):  # unlike a parser it does not warn about the text
         name = token.string.strip("\"'") if token.type == tokenize.STRING else token.string
         is_name = token.type in (tokenize.NAME, tokenize.STRING) and name.isidentifier()
         if is_name and ("commit" in name.lower() or name == "check_host_updates"):
@@ -226,5 +230,5 @@ _advice = Advice()
 
 
 def advice() -> Advice:
-    """The process's one Advice."""
+    """Return the process's one Advice."""
     return _advice

@@ -1,7 +1,7 @@
 """A thread that does nothing: when it ends, the process is ending.
 
-A process that is killed is not dead for its parent before the last of its memory is free, which takes 0.3 s a GB and
-more. Its threads end at once. So the driver watches one that never ends by itself.
+For its parent a killed process is not dead before all of its memory is freed, which takes 0.3 s a GB or more. Its
+threads end at once. So the driver watches one that never ends by itself.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _thread_id = 0
 
 
 def thread_id() -> int:
-    """The system's id of this process's canary; starts it at the first call."""
+    """Return the kernel's id of this process's canary thread, started at the first call."""
     global _pid, _thread_id
-    if _pid != os.getpid():  # also in a forked child, where the parent's does not live
+    if _pid != os.getpid():  # also in a forked child, which does not have the parent's thread
         # A daemon: the interpreter waits for others before it runs exit handlers.
         thread = threading.Thread(target=threading.Event().wait, name="elastic-canary", daemon=True)
         thread.start()

@@ -1,12 +1,11 @@
-"""One round as this process sees it: its place, its engine, and the thread that watches the driver.
+"""One round of this process: its place, its engine, and the thread that watches the driver.
 
-Owns the engine's life: which one it is, its connecting, its end by force and its teardown; and what is counted and
-known of the round while it lasts. Nobody else assigns its attributes. Does not know how a round is joined (runtime.py),
-nor what operations are for.
+Owns the engine's life (choice, connection, abort, teardown) and the counters and facts of the round. Nobody else
+assigns its attributes. Does not know how a round is joined (runtime.py), nor the purpose of operations.
 
-Time limits: HOROVOD_GLOO_TIMEOUT_SECONDS bounds the building of contexts only. A collective's clock starts when this
-rank calls it, so the same limit there would end healthy jobs whose peers compute longer than that; and a dead peer
-is announced by the driver within milliseconds anyhow. Collectives get ELASTIC_DRIVER_COLLECTIVE_TIMEOUT_S.
+Time limits: HOROVOD_GLOO_TIMEOUT_SECONDS bounds only the building of contexts. A collective's clock starts when this
+rank calls it, so that limit would end healthy jobs whose peers compute for longer; and the driver reports a dead peer
+within milliseconds anyhow. Collectives get ELASTIC_DRIVER_COLLECTIVE_TIMEOUT_S.
 """
 
 from __future__ import annotations
@@ -38,23 +37,23 @@ from elastic_driver.worker.settings import worker_settings
 _log = logging.getLogger("elastic_driver.worker")
 
 
-# How long the driver's word on a death may be behind an error of the connection that died with it: it comes in
-# milliseconds, on a busy machine in tenths of a second. An error of the user's own ends the worker this much later.
+# How far the driver's report of a death may lag behind the error of the connection that died with it: milliseconds, or
+# tenths of a second on a busy machine. An error of the user's own ends the worker this much later.
 _WORD_S = 2.0
-# Between two looks at the connections meanwhile.
+# Between two checks of the connections meanwhile.
 _LOOK_S = 0.02
 # Seconds between two checks for a broken round, while this thread waits for others of this process.
 _PATIENCE_S = 0.1
-# How long what is under way in a broken round may take to end. It takes milliseconds; whatever takes longer is stuck,
-# and may write at any time.
+# How long operations in flight may take to end in a broken round. They take milliseconds; a longer one is stuck, and
+# may write at any time.
 QUIESCE_S = 5.0
 _LEFT = "this rank has left the round"
-_STUCK_EXIT_CODE = 70  # EX_SOFTWARE, as the driver's own internal errors
+_STUCK_EXIT_CODE = 70  # EX_SOFTWARE, like the driver's own internal errors
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineSettings:
-    """What HOROVOD_TIMELINE and HOROVOD_TIMELINE_MARK_CYCLES say: a file, if any, and whether cycles are marked."""
+    """Settings of HOROVOD_TIMELINE and HOROVOD_TIMELINE_MARK_CYCLES: the file, if any, and whether to mark cycles."""
 
     path: str = ""
     mark_cycles: bool = False
@@ -62,11 +61,11 @@ class TimelineSettings:
 
 @dataclass(frozen=True, slots=True)
 class MemberFacts:
-    """What a member says of itself when it enters a round.
+    """The facts that a member shares when it enters a round.
 
     Attributes:
         local_size: members on its host.
-        devices: of its devices, by the name that their lane is registered with (devices.py).
+        devices: facts about its devices, by the name of their lane (devices.py).
     """
 
     local_size: int
@@ -74,32 +73,32 @@ class MemberFacts:
 
 
 class Companion(Protocol):
-    """What lives as long as a round, beside its engine: a process group of a framework's."""
+    """An object that lives as long as a round, beside its engine: a framework's process group."""
 
     def abort(self, reason: str) -> None:
-        """Any thread: the round is broken. Ends what is blocked; never blocks."""
+        """End blocked calls, because the round is broken. Any thread may call it; never blocks."""
 
     def quiesce(self, limit_s: float) -> None:
-        """After abort(): blocks until it writes into nobody's tensors any more, as far as that can be seen."""
+        """After abort(): block until it no longer writes to any tensor, as far as that can be seen."""
 
     def is_cut(self) -> bool:
-        """Whether it has lost a member."""
+        """Return whether it has lost a member."""
 
     def close(self) -> None:
-        """The thread that trains: the round is over, and all members have left it, or it is broken."""
+        """Close it in the training thread: all members have left the round, or it is broken."""
 
     def free(self) -> None:
-        """Frees what takes a while. In a thread of its own."""
+        """Free resources that take time, in a thread of its own."""
 
     def abandon(self) -> None:
-        """In a forked child: nothing of the parent's is touched, now or when this object goes."""
+        """In a forked child: leave the parent's resources untouched, now and when this object is deleted."""
 
 
 class Context:
     """One round of this process, from its assignment to its teardown.
 
-    Main thread: ``open``, ``engine``, ``close``, ``join``. The watch thread calls ``on_*``. ``abort`` may come from any
-    of them.
+    Main thread: ``open``, ``engine``, ``close``, ``join``. The watch thread calls ``on_*``. Any of them may call
+    ``abort``.
     """
 
     def __init__(
@@ -120,19 +119,19 @@ class Context:
         self._disc = disc
         self._members: Sequence[MemberFacts] = ()
         self._joins = 0
-        self._finished_before: int | None = None  # operations before the restore point; None: no training
+        self._finished_before: int | None = None  # operations before the restore point; None without a training
         self._restore_point_at: float | None = None  # seconds of time.monotonic(); None: no training
         self.seal = Seal(worker_settings().ranks_key, assignment.round_id)
         self._calls: dict[tuple[int, str], int] = {}
         self._address = address
         self._client = client
         self._timeline = timeline
-        self.writing = WriteGate()  # entered by whoever copies a result to where its caller wants it
-        # Entered for what is several operations, and one for its caller: half of it would be no state at all.
+        self.writing = WriteGate()  # entered to copy a result to its caller's memory
+        # Entered for operations that form one for their caller: half of them would not be a valid state.
         self.wholes = WriteGate()
         self._lock = threading.Lock()  # guards _broken, _engine, _closing, _companions
         self._broken = ""
-        self._broke = threading.Event()  # wakes who waits for the driver's word
+        self._broke = threading.Event()  # wakes threads that wait for the driver's report
         self._companions: list[Companion] = []
         self._engine: ConnectableEngine | None = None
         self._closing = False
@@ -141,16 +140,17 @@ class Context:
         self._leave_listeners = leave_listeners
         self._ready: Future[None] = Future()
         self._watch = Watch(client, worker, assignment.round_id, self) if client is not None and worker else None
-        # Daemons for the watch thread's reason. The first ends when the engine stands or cannot; the second frees it.
+        # Daemons for the watch thread's reason. The first ends when the engine is connected or has failed; the second
+        # frees it.
         number = assignment.round_id
         self._opener = threading.Thread(target=self._connect, name=f"elastic-open-{number}", daemon=True)
         self._closer = threading.Thread(target=self._teardown, name=f"elastic-close-{number}", daemon=True)
 
     def open(self) -> None:
-        """Starts the engine and connects to the peers. Blocks until that is done.
+        """Start the engine and connect to the peers. Blocks until done.
 
         Raises:
-            HorovodInternalError: it cannot be done: a peer is gone, the driver ended the round, the time is up.
+            HorovodInternalError: a peer is gone, the driver ended the round, or the time limit has passed.
         """
         if self._watch is not None:
             self._watch.start()
@@ -162,7 +162,7 @@ class Context:
         self._begin_timeline()
 
     def _begin_timeline(self) -> None:
-        """Horovod's rule: the trace is rank 0's. Later rounds do not overwrite the first one's."""
+        """Start the trace, as Horovod does on rank 0 only. Later rounds do not overwrite the first one's file."""
         path = self._timeline.path
         if not path or self.slot.rank != 0:
             return
@@ -170,7 +170,7 @@ class Context:
             path += f".{self.assignment.round_id}"
         try:
             self.engine.start_timeline(path, mark_cycles=self._timeline.mark_cycles)
-        except OSError as error:  # as in Horovod: no reason to end the training, in a later round least of all
+        except OSError as error:  # as in Horovod: no reason to end the training, least of all in a later round
             _log.warning("elastic_driver: cannot write the timeline of HOROVOD_TIMELINE: %s", with_path(error))
 
     @property
@@ -187,95 +187,95 @@ class Context:
 
     @property
     def address(self) -> str:
-        """Of this machine, on which the worker listens for the others."""
+        """Address of this machine, on which the worker listens for the others."""
         return self._address
 
     @property
     def meeting(self) -> RoundMeeting:
-        """How the members tell each other what no collective can carry; only where there are several."""
+        """Exchange of values between members outside of collectives; only in rounds of several members."""
         return RoundMeeting(self._client, self.assignment.round_id, self.limits.build_s)
 
     @property
     def hosts_updated(self) -> bool:
-        """The driver's notice as this process knows it: members are to leave at the next commit."""
+        """Whether members have to leave at the next commit, by the driver's last notice."""
         return self._hosts_updated
 
     @property
     def update_reason(self) -> str:
-        """Why members are to leave, or no longer are: as the last notice says it."""
+        """The reason in the last notice."""
         return self._update_reason
 
     @property
     def homogeneous(self) -> bool:
-        """Whether all hosts have as many members; known once the round is entered."""
+        """Whether all hosts have the same number of members; known once the round is entered."""
         return len({member.local_size for member in self._members}) <= 1
 
     @property
     def devices(self) -> list[dict[str, Any]]:
-        """What each member says of its devices, by rank; empty before the round is entered."""
+        """Each member's device facts, by rank; empty before the round is entered."""
         return [member.devices for member in self._members]
 
     def note_members(self, members: Sequence[MemberFacts]) -> None:
-        """Takes what the members have told each other when they entered the round, by rank."""
+        """Store the facts that the members exchanged when they entered the round, by rank."""
         self._members = tuple(members)
 
     @property
     def joins(self) -> int:
-        """How often all ranks have joined (``hvd.join``)."""
+        """How many times all ranks have joined (``hvd.join``)."""
         return self._joins
 
     def note_join(self) -> None:
-        """All ranks have joined."""
+        """Count that all ranks have joined."""
         self._joins += 1
 
     @property
     def steps(self) -> int:
-        """Operations finished since the restore point: what is lost when the round breaks. 0 before there is one."""
+        """Operations finished since the restore point, which a broken round loses. 0 before there is one."""
         return 0 if self._finished_before is None else max(0, self.progress()[0] - self._finished_before)
 
     @property
     def uncommitted_s(self) -> float:
-        """How long ago the restore point was; 0 before there is one."""
+        """Seconds since the restore point; 0 before there is one."""
         return 0.0 if self._restore_point_at is None else time.monotonic() - self._restore_point_at
 
     def note_restore_point(self) -> None:
-        """What is finished from here on is lost when the round breaks; the driver is told how much that was."""
+        """Note the restore point. Operations after it are lost if the round breaks; the driver is told how many."""
         self._finished_before = self.progress()[0]
         self._restore_point_at = time.monotonic()
 
     @property
     def unreachable(self) -> tuple[int, ...]:
-        """Ranks that this one could not reach, or of whose machines nothing was heard any more."""
+        """Ranks that this one could not reach, or whose machines have stopped acknowledging."""
         engine = self._engine
         return () if engine is None else engine.unreachable()
 
     def check(self) -> None:
-        """Raises HorovodInternalError when the round is broken."""
+        """Raise HorovodInternalError if the round is broken."""
         if self._broken:
             raise self._error()
 
     def run(self, operation: Operation) -> Result:
-        """Carries an operation out. Blocks until it is done; signals are handled meanwhile.
+        """Run an operation. Blocks until it is done; signals are handled meanwhile.
 
         Raises:
             HorovodInternalError: a peer is gone, or the round is broken or over.
             MismatchError: the ranks did not submit the same.
-            DuplicateNameError: an operation of this name is under way.
-            ValueError: the operation itself cannot be.
+            DuplicateNameError: an operation of this name is in flight.
+            ValueError: the operation is invalid.
         """
         self.check()
         return self.engine.submit(operation).result()
 
     def calls_of(self, process_set: int, label: str) -> int:
-        """How often something succeeded, as all members count it: while one has joined it is refused to all."""
+        """Return how many calls have succeeded, counted alike on all members: after a join they are refused on all."""
         return self._calls.get((process_set, label), 0)
 
     def note_call(self, process_set: int, label: str) -> None:
-        """It has succeeded once more."""
+        """Count a call that has succeeded."""
         self._calls[process_set, label] = self.calls_of(process_set, label) + 1
 
     def on_hosts_updated(self, *, leave: bool, reason: str) -> None:
-        """Watch thread: the notice's level changed."""
+        """Watch thread: react to a new notice."""
         self._update_reason = reason
         self._hosts_updated = leave
         if leave:
@@ -286,30 +286,32 @@ class Context:
                     _log.exception("round %d: a listener to host updates failed", self.assignment.round_id)
 
     def disc(self) -> DiscReport | None:
-        """Watch thread: what the driver is to know of commits on disc."""
+        """Watch thread: return the report on commits on disk."""
         return self._disc()
 
     def look(self) -> None:
-        """Watch thread: the user may have to be told of something that the script has forgotten."""
+        """Watch thread: check whether to advise the user about forgotten calls."""
         advice().look(self.progress()[0])
 
     def progress(self) -> tuple[int, bool]:
-        """Watch thread: operations finished so far, and whether one waits for other members; connecting is waiting."""
+        """Watch thread: return the operations finished, and whether one waits for other members; connecting counts as
+        waiting.
+        """
         engine = self._engine
         if engine is None or not self._ready.done():
             return 0, True
         return engine.progress()
 
     def on_abort(self, reason: str) -> None:
-        """Watch thread: the driver ended the round."""
+        """Watch thread: react to the driver ending the round."""
         self.abort(reason)
 
     def abort(self, reason: str) -> None:
-        """Ends the round for this process: what blocks fails, what is queued fails, what comes later fails.
+        """End the round for this process: blocked, queued and later operations fail.
 
-        The first reason stays. Peers that wait for this process learn of it by their closed connections.
+        The first reason stays. Peers that wait for this process notice by their closed connections.
         """
-        # Again each time: a signal's handler may have raised when it was done first.
+        # Repeated on each call: a signal handler may have raised in the middle of the first one.
         with self._lock:
             self._broken = self._broken or reason or "aborted"
             engine, companions = self._engine, list(self._companions)
@@ -318,12 +320,12 @@ class Context:
             engine.abort(self._broken)
         for companion in companions:
             companion.abort(self._broken)
-        # A build in progress owns no memory of the caller's, so that the caller need not wait for its end.
+        # A build in progress uses no memory of the caller's, so the caller need not wait for its end.
         with contextlib.suppress(InvalidStateError):
             self._ready.set_exception(self._error())
 
     def attach(self, companion: Companion) -> None:
-        """Has something end with the round. When that is broken already, it ends now."""
+        """End this object with the round; at once if that is already broken."""
         with self._lock:
             self._companions.append(companion)
             broken = self._broken
@@ -331,15 +333,15 @@ class Context:
             companion.abort(broken)
 
     def detach(self, companion: Companion) -> None:
-        """It ends by itself."""
+        """Forget an object that ends by itself."""
         with self._lock, contextlib.suppress(ValueError):
             self._companions.remove(companion)
 
     def accounts_for(self, error: BaseException) -> bool:
-        """Whether an error of a companion's that has left the training function comes of the round's being broken.
+        """Return whether a companion's error that left the training function is due to the round being broken.
 
-        A framework says nothing but RuntimeError of a lost peer, as a user's own code may. So the round decides: it is
-        broken, or a connection of a companion's is lost; what is on its way is waited for, for a moment.
+        Of a lost peer frameworks raise a plain RuntimeError, as a user's own code may. So the round decides: it is
+        broken, or a companion has lost a connection; a report in flight is waited for, for a moment.
         """
         with self._lock:
             companions = list(self._companions)
@@ -354,10 +356,10 @@ class Context:
         return True
 
     def settle(self) -> None:
-        """Completes what this process has under way, with the members, as all leave the round; refuses what comes.
+        """Complete this process's operations in flight, with the members, as all leave the round; reject later ones.
 
         Raises:
-            HorovodInternalError: something cannot be completed: a peer is lost, or has left without submitting it.
+            HorovodInternalError: one cannot be completed: a peer is lost, or has left without submitting it.
         """
         self.check()
         self.wholes.shut(_LEFT)
@@ -366,14 +368,15 @@ class Context:
         self.engine.leave().result()
 
     def linger(self, timeout_s: float) -> None:
-        """As ``settle``, for a process that goes whatever its peers do; so that none sees a connection close under it.
+        """Like ``settle``, for a process that leaves whatever its peers do, so that no peer's connection closes in a
+        call.
 
-        What all members have submitted is completed, however long that takes. A peer that has not submitted something,
-        or does not leave, is waited for until nothing of this process's has been done for as long as ``timeout_s``.
+        Operations submitted by all members are completed, however long that takes. For a peer that has not submitted
+        one, or does not leave, this waits until none of this process's operations has finished for ``timeout_s``.
         """
         if self._broken:
             return
-        with contextlib.suppress(Exception):  # the peers may be gone for good: that is no failure of this process
+        with contextlib.suppress(Exception):  # the peers may be gone for good: that is not a failure of this process
             engine, handle = self.engine, None
             self.wholes.shut(_LEFT)
             patience = Patience(timeout_s, self.limits.collective_s, time.monotonic())
@@ -382,16 +385,16 @@ class Context:
                     handle = engine.leave()
                 if handle is not None and handle.done():
                     return
-                # In this order: what is no longer carried out has been counted.
+                # In this order: an operation no longer carried out has been counted.
                 carries_out = engine.carries_out()
                 if patience.is_over(time.monotonic(), finished=engine.own_finished(), carries_out=carries_out):
                     return
-                time.sleep(0.0005)  # a handle has no wait with a limit
+                time.sleep(0.0005)  # a handle has no timed wait
 
     def quiesce(self) -> None:
-        """After abort(): blocks until nothing of the round writes into this process's memory any more.
+        """After abort(): block until no operation of the round writes to this process's memory any more.
 
-        Ends the process where that does not come to pass: to go on would be to train on overwritten parameters.
+        Ends the process if that fails: continuing would mean training on overwritten parameters.
         """
         with self._lock:
             engine, companions = self._engine, list(self._companions)
@@ -402,13 +405,13 @@ class Context:
         self.end_writing()
 
     def end_writing(self) -> None:
-        """Lets no thread copy results to where they were asked for any more; waits for who does. See quiesce()."""
+        """Stop threads from copying results to their callers' memory, and wait for those that do (as in quiesce())."""
         self.writing.shut(self._broken or "the round is over")
         if not self.writing.wait(QUIESCE_S):
             self.end_process()
 
     def end_process(self) -> NoReturn:
-        """Ends it, because something of this round cannot be kept from its memory."""
+        """End the process, because an operation of this round may still write to its memory."""
         end_process(
             f"elastic_driver: an operation of round {self.assignment.round_id} did not end within {QUIESCE_S:g} s of "
             "the round's end; this process ends, as that operation could overwrite its parameters at any time",
@@ -416,7 +419,7 @@ class Context:
         )
 
     def close(self) -> None:
-        """Begins the teardown, which a thread finishes. Returns at once. Idempotent."""
+        """Start the teardown, which a thread finishes. Returns at once. Idempotent."""
         with self._lock:
             if self._closing:
                 return
@@ -432,14 +435,14 @@ class Context:
             companion.close()
         try:
             self._closer.start()
-        except RuntimeError:  # no thread can be started any more while the interpreter ends
+        except RuntimeError:  # no thread can be started while the interpreter exits
             self._teardown()
 
     def _teardown(self) -> None:
         if self._opener.ident is not None:
             self._opener.join()
         with self._lock:
-            engine, self._engine = self._engine, None  # what it holds goes with it, and this object may live on
+            engine, self._engine = self._engine, None  # frees what it holds, since this object may live on
             companions, self._companions = self._companions, []
         for companion in companions:
             companion.free()
@@ -450,7 +453,7 @@ class Context:
                 _log.exception("round %d: the teardown of its engine failed", self.assignment.round_id)
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for the threads after close(); True when they have ended."""
+        """Wait for the threads after close(); return True if they have ended."""
         done = True
         if self._watch is not None:
             done = self._watch.join(timeout_s)
@@ -460,7 +463,7 @@ class Context:
         return done
 
     def abandon(self) -> None:
-        """In a forked child: nothing of the parent's is touched, now or when this object goes."""
+        """In a forked child: leave the parent's resources untouched, now and when this object is deleted."""
         self._lock = threading.Lock()  # the parent's may have been held at the fork
         if self._engine is not None:
             self._engine.abandon()
@@ -490,7 +493,7 @@ class Context:
 
 
 def _is_of_runtime(error: BaseException | None) -> bool:
-    """Whether it, or what it came of, is a RuntimeError: frameworks wrap their own."""
+    """Return whether the error, or a cause of it, is a RuntimeError: frameworks wrap their own."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, RuntimeError):

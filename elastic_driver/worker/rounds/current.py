@@ -1,8 +1,8 @@
-"""The round this process is in now, and its place there. Whoever needs the present round asks here.
+"""The process's current round and its place there; all other modules get them here.
 
-Owns the process's one ``CurrentRound``: the present round, the place that was planned for a process that joins late,
-and who is told when another round has begun. Knows nothing of how rounds are joined and left: runtime.py does that, and
-it alone changes what is here.
+Owns the process's one ``CurrentRound``: the current round, the planned place of a process that joins late, and the
+listeners for a new round. Knows nothing of how rounds are joined and left: only runtime.py does that and changes the
+state here.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from elastic_driver.worker.rounds.context import Context
 
 
 class RoundListener(Protocol):
-    """What wants to know that the process is in another round."""
+    """Wants to be notified of a new round."""
 
     def on_round_changed(self) -> None:
-        """The old round's collectives are dead; ranks and size may be others."""
+        """React to a new round: the old one's collectives are dead; ranks and size may have changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """What a forked process keeps of the worker that it was forked from: its numbers, as they were then.
+    """What a forked process keeps of its parent worker: the numbers at the time of the fork.
 
     Attributes:
         pid: the worker's process.
         slot: the worker's place.
-        homogeneous: see Context; None where the worker had yet to join.
+        homogeneous: as in Context; None if the worker had yet to join.
     """
 
     pid: int
@@ -42,14 +42,14 @@ class Inherited:
 
 
 class CurrentRound:
-    """The present round of a process. Used by the thread that trains, but for ``leave_listeners``.
+    """The current round of a process. Used by the training thread, except ``leave_listeners``.
 
     Attributes:
-        first_round: number of the first round that this process was given a place in; 0 for none.
-        commits_seen: the most commits that a round it had a place in went on from.
-        leave_listeners: called by the watch thread when members are to leave the round at their next commit.
-        deliverers: called when a round is about to be left: they write the results of its operations that are done to
-            where they were asked for.
+        first_round: number of the first round in which this process had a place; 0 for none.
+        commits_seen: the most commits that one of its rounds resumed from.
+        leave_listeners: called by the watch thread when members have to leave the round at their next commit.
+        deliverers: called before a round is left: they write the results of finished operations to their callers'
+            memory.
     """
 
     def __init__(self) -> None:
@@ -73,17 +73,17 @@ class CurrentRound:
 
     @property
     def joined(self) -> Context | None:
-        """The present round; None before init(), after shutdown(), and before a late join."""
+        """The current round; None before init(), after shutdown(), and before a late join."""
         return self._context
 
     @property
     def planned(self) -> SlotInfo | None:
-        """The place of a process that has yet to join, late; None for all others."""
+        """The place of a process that has yet to join late; None for all others."""
         return self._planned
 
     @property
     def context(self) -> Context:
-        """The present round. Blocks until there is one, in a process that joins late.
+        """The current round. Blocks until there is one, in a process that joins late.
 
         Raises:
             ForkedProcessError: this process was forked from one that called init().
@@ -99,9 +99,9 @@ class CurrentRound:
 
     @property
     def slot(self) -> SlotInfo:
-        """This process's place: in the present round, or, before a late join, the planned one.
+        """This process's place in the current round, or, before a late join, the planned one.
 
-        In a forked process it is the place that the worker had when it forked.
+        In a forked process it is the worker's place at the time of the fork.
 
         Raises:
             NotInitializedError: init() was not called, or shutdown() was.
@@ -112,11 +112,11 @@ class CurrentRound:
 
     @property
     def inherited(self) -> Inherited | None:
-        """What this process keeps of the worker that it was forked from; None for all others."""
+        """What this process has kept of the worker it was forked from; None for all others."""
         return self._inherited
 
     def refuse_if_forked(self) -> None:
-        """Raises ForkedProcessError in a process that was forked from a worker."""
+        """Raise ForkedProcessError in a process that was forked from a worker."""
         if self._inherited is not None:
             raise ForkedProcessError(
                 f"cannot act for rank {self._inherited.slot.rank} in process {os.getpid()}: it was forked from process "
@@ -125,20 +125,20 @@ class CurrentRound:
             )
 
     def drop_inherited(self) -> None:
-        """Forgets the numbers that this process has by its fork."""
+        """Forget the numbers inherited by the fork."""
         self._inherited = None
 
     def listen(self, listener: RoundListener) -> None:
-        """Has ``listener.on_round_changed()`` called after each reset, for as long as the listener lives."""
+        """Call ``listener.on_round_changed()`` after each reset, for as long as the listener lives."""
         self._listeners.add(listener)
 
     def plan(self, slot: SlotInfo, join: Callable[[], None]) -> None:
-        """Notes the place of a process that joins late; ``join`` is called when its round is asked for."""
+        """Set the place of a process that joins late; ``join`` is called when its round is needed."""
         self._planned, self._join = slot, join
 
     @contextlib.contextmanager
     def kept_out(self) -> Iterator[None]:
-        """Meanwhile a process that joins late does not join: whatever needs a round raises RuntimeError."""
+        """Keep a process that joins late from joining: anything that needs a round raises RuntimeError."""
         join, self._join = self._join, _refuse
         try:
             yield
@@ -146,38 +146,38 @@ class CurrentRound:
             self._join = join
 
     def drop_plan(self) -> SlotInfo | None:
-        """Forgets the planned place, and returns it: the process joins now, or never."""
+        """Forget the planned place, and return it: the process joins now, or never."""
         planned, self._planned, self._join = self._planned, None, None
         return planned
 
     def enter(self, context: Context) -> None:
-        """Makes this the present round."""
+        """Make this the current round."""
         assignment = context.assignment
         self.first_round = self.first_round or assignment.round_id
         self.commits_seen = max(self.commits_seen, assignment.commits)
         self._context = context
 
     def deliver(self, context: Context) -> None:
-        """Has the results of a round's operations that are done written to where they were asked for.
+        """Write the results of a round's finished operations to their callers' memory.
 
         Raises:
-            Exception: what the writing of one fails with; the others are written all the same.
+            Exception: the error of one of them; the others are written all the same.
         """
         for deliverer in self.deliverers:
             deliverer(context)
 
     def leave(self) -> Context | None:
-        """Has no round be the present one, and returns the one that was."""
+        """Clear the current round, and return it."""
         context, self._context = self._context, None
         return context
 
     def tell_of_change(self) -> None:
-        """Calls the listeners, once a new round can be used."""
+        """Call the listeners, once a new round is usable."""
         for listener in list(self._listeners):
             listener.on_round_changed()
 
     def abandon(self) -> None:
-        """After fork, in the child: forgets all but the numbers, without touching the parent's sockets and threads."""
+        """After fork, in the child: forget all but the numbers, without touching the parent's sockets and threads."""
         context, slot = self._context, self._planned
         if context is not None:
             context.abandon()
@@ -196,52 +196,54 @@ _current = CurrentRound()
 
 
 def current_round() -> CurrentRound:
-    """The process's one CurrentRound."""
+    """Return the process's one CurrentRound."""
     return _current
 
 
 def current() -> Context:
-    """The present round. See CurrentRound.context."""
+    """Return the current round (:attr:`CurrentRound.context`)."""
     return _current.context
 
 
 def is_initialized() -> bool:
-    """Whether ``init()`` was called and ``shutdown()`` was not; in a forked process: by the one it was forked from."""
+    """Return whether ``init()`` was called and ``shutdown()`` was not; in a forked process: by its parent."""
     return _current.initialized or _current.inherited is not None
 
 
 def rank() -> int:
-    """This process's number in the job, from 0. Raises NotInitializedError before ``init()``."""
+    """Return this process's rank in the job, from 0. Raises NotInitializedError before ``init()``."""
     return _current.slot.rank
 
 
 def size() -> int:
-    """Processes in the job. Raises NotInitializedError before ``init()``."""
+    """Return the number of processes in the job. Raises NotInitializedError before ``init()``."""
     return _current.slot.size
 
 
 def local_rank() -> int:
-    """This process's number on its host. Raises NotInitializedError before ``init()``."""
+    """Return this process's rank on its host. Raises NotInitializedError before ``init()``."""
     return _current.slot.local_rank
 
 
 def local_size() -> int:
-    """The job's processes on this host. Raises NotInitializedError before ``init()``."""
+    """Return the number of the job's processes on this host. Raises NotInitializedError before ``init()``."""
     return _current.slot.local_size
 
 
 def cross_rank() -> int:
-    """This host's number among the hosts that have this local rank. Raises NotInitializedError before ``init()``."""
+    """Return this host's rank among the hosts that have this local rank. Raises NotInitializedError before
+    ``init()``.
+    """
     return _current.slot.cross_rank
 
 
 def cross_size() -> int:
-    """Hosts that have this local rank. Raises NotInitializedError before ``init()``."""
+    """Return the number of hosts that have this local rank. Raises NotInitializedError before ``init()``."""
     return _current.slot.cross_size
 
 
 def is_homogeneous() -> bool:
-    """Whether all hosts have as many processes of the job. Raises NotInitializedError before ``init()``."""
+    """Return whether all hosts have the same number of processes. Raises NotInitializedError before ``init()``."""
     inherited = _current.inherited
     if inherited is not None and inherited.homogeneous is not None:
         return inherited.homogeneous

@@ -1,7 +1,7 @@
-"""The device lanes of this process: what runs operations on the memory of devices, one lane for each framework.
+"""The device lanes of this process: each runs the operations on one framework's device memory.
 
-A framework's lane is registered once, when its part of the package is imported. Owns the register. Knows nothing of
-devices: what a lane says of them is told to the other members as it is when a round is entered.
+A framework registers its lane once, when its part of the package is imported. Owns the register. Knows nothing of
+devices: a lane's facts are shared unread with the other members when a round is entered.
 """
 
 from __future__ import annotations
@@ -12,49 +12,49 @@ from elastic_driver.worker.rounds.context import Context
 
 
 class DeviceLane(Protocol):
-    """What a round needs to know of a device lane. Its operations are the business of the framework's adapter."""
+    """What a round needs of a device lane. The framework's adapter owns its operations."""
 
     def describe(self) -> Any:
-        """What the other members must know to choose the same way, as JSON. Touches no device.
+        """Return the facts from which all members make the same choice, as JSON. Touches no device.
 
         Raises:
-            SettingsError: the environment asks for what there is not.
+            SettingsError: the environment asks for something unavailable.
         """
 
     def quiesce(self, limit_s: float) -> bool:
-        """Blocks until nothing runs on the devices any more, but for ``limit_s`` at most; whether it is so.
+        """Block until nothing runs on the devices any more, but for ``limit_s`` at most; return whether that is so.
 
-        All operations were aborted, or are done, as far as this process knows.
+        As far as this process knows, all operations were aborted, or are done.
         """
 
     def prepare_join(self, context: Context) -> None:
-        """Sees to it that this process takes part in the others' operations on devices while it has joined."""
+        """Prepare to take part in the others' device operations after this process has joined."""
 
 
 _lanes: dict[str, DeviceLane] = {}
 
 
 def register(name: str, lane: DeviceLane) -> None:
-    """Has a lane take part in rounds from the next one on.
+    """Register a lane, which takes part from the next round on.
 
     Raises:
-        ValueError: there is another of this name.
+        ValueError: another lane has this name.
     """
     if _lanes.setdefault(name, lane) is not lane:
         raise ValueError(f"cannot register a device lane {name!r}: there is another of this name")
 
 
 def describe() -> dict[str, Any]:
-    """What each lane says of its devices, by its name."""
+    """Return each lane's facts about its devices, by its name."""
     return {name: lane.describe() for name, lane in _lanes.items()}
 
 
 def quiesce(limit_s: float) -> bool:
-    """Blocks until nothing runs on any device any more, but for ``limit_s`` at most each; whether it is so."""
+    """Block until nothing runs on any device, but for ``limit_s`` at most each; return whether that is so."""
     return all(lane.quiesce(limit_s) for lane in _lanes.values())
 
 
 def prepare_join(context: Context) -> None:
-    """Has all lanes prepare for ``hvd.join``."""
+    """Prepare all lanes for ``hvd.join``."""
     for lane in _lanes.values():
         lane.prepare_join(context)

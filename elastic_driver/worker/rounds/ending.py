@@ -1,4 +1,4 @@
-"""The end of a process that must not run on: what it says, and that it ends in any case."""
+"""The end of a process that must not continue: its last message, and a sure exit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import NoReturn
 
 from elastic_driver.worker.rounds.stacks import all_stacks
 
-# How long the last words may take. They take milliseconds, unless standard error is a pipe that nobody reads.
+# How long the message may take: milliseconds, unless standard error is a pipe that nobody reads.
 _WORDS_S = 2.0
 
 
 def end_process(message: str, exit_code: int) -> NoReturn:
-    """Ends this process with a message and the stacks of all its threads. Nothing is cleaned up.
+    """End this process with a message and the stacks of all its threads. Nothing is cleaned up.
 
-    Where standard error does not accept them within 2 s, the process ends without them.
+    If standard error does not accept them within 2 s, the process ends without them.
     """
     try:
         text = f"{message}\n{all_stacks()}"
@@ -26,11 +26,11 @@ def end_process(message: str, exit_code: int) -> NoReturn:
         with contextlib.suppress(RuntimeError):  # no thread can be started any more
             writer.start()
             writer.join(_WORDS_S)
-    finally:  # whatever comes up, a signal's exception too
+    finally:  # even if a signal handler raises
         os._exit(exit_code)
 
 
 def _write(text: str) -> None:
-    with contextlib.suppress(Exception):  # there is no standard error, or nobody at its end
+    with contextlib.suppress(Exception):  # standard error is missing or closed
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -1,8 +1,8 @@
-"""SIGTERM and SIGUSR1 as a request to leave: at the next commit, with exit code 0, without any blame.
+"""SIGTERM and SIGUSR1 as a request to leave: at the next commit, with exit code 0, not counted as a failure.
 
-Owns the signal handlers and the thread that asks the driver, which may take long to answer: the training goes on
-meanwhile. Machines that are taken away (spot instances, evicted pods) say so by SIGTERM; whoever wants one worker gone
-may send either. Handlers that the program has set itself are left alone.
+Owns the signal handlers and the thread that asks the driver, which may take long to answer: the training continues
+meanwhile. Preempted machines (spot instances, evicted pods) send SIGTERM; users may send either to remove one worker.
+Handlers set by the program are left alone.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _log = logging.getLogger("elastic_driver.worker")
 
 
 def install(ask: Callable[[str], bool]) -> None:
-    """Has the signals call ``ask`` with their names; where it returns False, they end the process as by default.
+    """Install handlers that call ``ask`` with the signal's name; if it returns False, the signal ends the process as by
+    default.
 
-    ``ask`` is called in a thread of its own, once for each signal, one after the other. Only in the main thread, where
-    alone Python sets handlers; elsewhere this does nothing.
+    ``ask`` is called in a thread of its own, once for each signal, one after the other. Does nothing outside the main
+    thread, where alone Python sets handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -39,8 +40,8 @@ def install(ask: Callable[[str], bool]) -> None:
     refused: set[int] = set()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        # In a forked child (a data loader) the signal is meant for the child alone. Where the interpreter ends, nobody
-        # asks any more.
+        # In a forked child (a data loader) the signal is meant for the child alone. While the interpreter exits, the
+        # asking thread no longer runs.
         if os.getpid() != process or number in refused or sys.is_finalizing():
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -56,15 +57,15 @@ def install(ask: Callable[[str], bool]) -> None:
                 _log.exception("cannot ask the driver whether this worker may leave; it ends")
                 may_stay = False
             if not may_stay:
-                # Only the main thread can take the handler away. A signal that comes when it has looked for signals and
-                # is about to sleep wakes it no more: so another, until the process has ended.
+                # Only the main thread can remove the handler. A signal that arrives between its check for signals and
+                # its sleep does not wake it: so they are repeated until the process has ended.
                 refused.add(number)
                 while signal.getsignal(number) is on_signal:
                     signal.pthread_kill(main, number)
                     time.sleep(_AGAIN_S)
 
-    # A daemon, because nothing ends it: a process that ends waits for no answer. The signals wake it. Started now,
-    # since a handler may interrupt the start of another thread.
+    # A daemon, because nothing ends it: an exiting process does not wait for an answer. The signals wake it. Started
+    # now, since a handler may interrupt the start of another thread.
     threading.Thread(target=ask_for_all, name="elastic-leave", daemon=True).start()
     for number in unhandled:
         signal.signal(number, on_signal)

@@ -1,6 +1,6 @@
-"""How the members of a round find each other: over the driver's key-value store.
+"""How the members of a round find each other: by the driver's key-value store.
 
-Owns what a round needs of a rendezvous client. Knows nothing of what the members tell each other.
+Owns what a round needs of a rendezvous client. Knows nothing of the values exchanged.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ class RoundClient(WatchClient, Protocol):
     def exchange(
         self, round_id: int, scope: str, key: int, count: int, value: bytes, *, timeout_s: float
     ) -> list[bytes]:
-        """Puts a value, waits for all, returns all in order of their keys."""
+        """Put a value, wait for all, and return all in order of their keys."""
 
     def put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
-        """Sets a key."""
+        """Set a key."""
 
     def get(self, round_id: int, scope: str, key: str, *, wait_s: float) -> bytes | None:
-        """The value of a key, waited for; None when it is not there in time."""
+        """Wait for a key and return its value; None if it is not set in time."""
 
 
 class RoundMeeting:
-    """See Meeting: over the driver's key-value store."""
+    """A Meeting over the driver's key-value store."""
 
     def __init__(self, client: RoundClient | None, round_id: int, timeout_s: float) -> None:
         self._client, self._round_id, self._timeout_s = client, round_id, timeout_s
@@ -47,7 +47,7 @@ class RoundMeeting:
         return value_of_root
 
     def put(self, scope: str, key: str, value: bytes) -> None:
-        """Sets a key of the round, once.
+        """Set a key of the round, once.
 
         Raises:
             RendezvousError: the round is over, or the driver cannot be reached.
@@ -56,10 +56,10 @@ class RoundMeeting:
         self._client.put(self._round_id, scope, key, value)
 
     def get(self, scope: str, key: str, *, timeout_s: float) -> bytes:
-        """The value of a key of the round. Blocks until it is set.
+        """Return the value of a key of the round. Blocks until it is set.
 
         Raises:
-            RendezvousTimeoutError: it is not, in this time.
+            RendezvousTimeoutError: it was not set in this time.
             RendezvousError: the round is over, or the driver cannot be reached.
         """
         assert self._client is not None

@@ -1,8 +1,8 @@
-"""Whether the process that owns this worker, its driver, is alive, though it may be stopped and answer nothing.
+"""Whether this worker's owner, its driver's process, is alive, although it may be stopped and not answer.
 
-Owns what a worker says while it waits for it. A driver that
-was stopped (Ctrl-Z), or that writes to a disc that hangs, goes on some time, and all that its workers hold is worth
-waiting for that. Only one that is dead, or of which nothing can be known, is given up after a while.
+Owns the messages while a worker waits for it. A driver that was stopped (Ctrl-Z) or writes to a hanging disk continues
+at some point, and its workers' state is worth the wait. Only a driver that is dead, or whose state is unknown, is given
+up after a while.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ import time
 from elastic_driver.system.process_name import ProcessName
 from elastic_driver.worker.settings import worker_settings
 
-# From /proc/PID/stat (proc(5)); all others are said to be alive.
+# From /proc/PID/stat (proc(5)); all other states are reported as running.
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "blocked, perhaps by a disc that hangs"}
 
 
 class Owner:
-    """The process that owns this one. May be asked by several threads at once.
+    """The process that owns this one. Thread-safe.
 
     Args:
-        name: as :func:`~elastic_driver.system.process_name.name_of_this_process` gave it there.
+        name: its name, from :func:`~elastic_driver.system.process_name.name_of_this_process` there.
     """
 
     def __init__(self, name: str) -> None:
         named = ProcessName.parse(name)
         self._process = named if named is not None and named.is_of_this_place else None
         self._lock = threading.Lock()  # guards the two below
-        self._silent_since: float | None = None  # since when it has been silent, once that was said
+        self._silent_since: float | None = None  # start of its silence, once that was reported
         self._answered_at = float("-inf")
 
     def state(self) -> str | None:
-        """Alive, stopped or the like, in words; None when it is dead, or when that cannot be known from here."""
+        """Return its state in words (running, stopped ...); None if it is dead, or unknown from here."""
         state = None if self._process is None else self._process.state()
         return None if state is None else _STATES.get(state, "running")
 
     def is_waited_for(self, since: float) -> bool:
-        """Whether to ask on, however long it takes: it is alive. Says so once.
+        """Return whether to keep retrying without a limit, because it is alive. Prints that once.
 
         Args:
-            since: when the request was made that it has not answered, ``time.monotonic()``.
+            since: when the unanswered request was made, ``time.monotonic()``.
         """
         state = self.state()
         if state is None:
             return False
         with self._lock:
-            # A request of before the last answer is only late.
+            # A request from before the last answer is only late.
             is_news = self._silent_since is None and since > self._answered_at
             if is_news:
                 self._silent_since = since
@@ -60,7 +60,7 @@ class Owner:
         return True
 
     def has_answered(self) -> None:
-        """After a wait. Says so once."""
+        """Note an answer after a wait. Prints that once."""
         with self._lock:
             since, self._silent_since = self._silent_since, None
             self._answered_at = time.monotonic()
@@ -69,7 +69,7 @@ class Owner:
 
 
 def _say(text: str) -> None:
-    """One line on standard error. May block while a driver that is stopped does not read it."""
+    """Print one line on standard error. May block while a stopped driver does not read it."""
     with contextlib.suppress(OSError, ValueError):
         print(f"elastic_driver: {text}", file=sys.stderr, flush=True)
 
@@ -78,7 +78,7 @@ _owner: Owner | None = None
 
 
 def owner() -> Owner:
-    """The process's one owner, as its environment names it."""
+    """Return the process's one owner, as named by its environment."""
     global _owner
     if _owner is None:
         _owner = Owner(worker_settings().owner)

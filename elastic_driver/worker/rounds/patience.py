@@ -1,17 +1,17 @@
 """How long a process that leaves its round waits for the others.
 
-Owns the decision only; when it is asked for, and what is done then, is context.py's.
+Owns the decision only; context.py asks for it and acts on it.
 """
 
 from __future__ import annotations
 
 
 class Patience:
-    """Runs out when nothing has been done for a while.
+    """Runs out when no operation has finished for a while.
 
     Args:
         limit_s: how long that is.
-        operation_s: how long one operation may take, before it is taken for stuck.
+        operation_s: how long one operation may take before it counts as stuck.
         now: as of time.monotonic(), like all points in time here.
     """
 
@@ -19,16 +19,16 @@ class Patience:
         self._limit_s = limit_s
         self._operation_s = max(operation_s, limit_s)
         self._finished = 0
-        self._since = now  # when the last operation was over, as far as is known
+        self._since = now  # when the last operation finished, as far as known
 
     def is_over(self, now: float, *, finished: int, carries_out: bool) -> bool:
-        """Whether to wait no longer.
+        """Return whether to stop waiting.
 
         Args:
             now: the time.
-            finished: operations of this process that are over; each of them is a reason to wait for the next.
-            carries_out: whether an operation is being carried out. It is not left half done, but it is no progress: a
-                process that has joined carries out those of others for as long as they train.
+            finished: operations of this process that are over; each one is a reason to wait for the next.
+            carries_out: whether an operation is running. It is not abandoned half done, but is not progress either: a
+                process that has joined runs those of others for as long as they train.
         """
         if finished > self._finished:
             self._finished = finished

@@ -1,10 +1,9 @@
-"""Process sets: some of the ranks, whose collectives concern only them.
+"""Process sets: subsets of the ranks, whose collectives concern only them.
 
-Owns the sets that this process knows and their numbers in the present round. A set is a list of ranks, and nothing
-else: in another round the same ranks may be other processes. At the beginning of each round the members tell each
-other the sets they know, and all make all of them anew, so that a process that has just joined finds those of the
-others. A set with a rank that the round does not have sleeps: it has no number, and using it is an error; it is there
-again in the next round that has all its ranks.
+Owns the sets that this process knows and their numbers in the current round. A set is only a list of ranks: in another
+round the same ranks may be other processes. At the beginning of each round the members exchange the sets they know, and
+all re-create all of them, so that a new process gets those of the others. A set with a rank that the round lacks
+sleeps: it has no number, and using it is an error; it returns in the next round that has all its ranks.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from elastic_driver.worker.rounds.current import current, current_round
 
 
 class ProcessSet:
-    """Some of the job's ranks. Pass it to ``init()`` or ``add_process_set()``, then to collectives.
+    """A subset of the job's ranks. Pass it to ``init()`` or ``add_process_set()``, then to collectives.
 
     Args:
-        ranks_or_comm: the ranks, in any order. Communicators of MPI, which Horovod takes here too, are refused.
+        ranks_or_comm: the ranks, in any order. MPI communicators, which Horovod also accepts here, are rejected.
 
     Attributes:
         ranks: sorted.
         process_set_id: its number in this round; None before it was added, after it was removed, and while the round
-            does not have all its ranks.
+            lacks one of its ranks.
 
     Raises:
-        ValueError: something else than ranks was given, or one twice.
+        ValueError: the argument is not a list of ranks, or contains one twice.
     """
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
-        given: Any = ranks_or_comm  # anything may come
+        given: Any = ranks_or_comm  # callers may pass anything
         numbers = list(given) if isinstance(given, Iterable) else [given]
         if not isinstance(given, Iterable) or any(type(rank) is not int or rank < 0 for rank in numbers):
             raise ValueError(f"cannot make a process set of {given!r}: it takes a list of ranks")
@@ -49,14 +48,14 @@ class ProcessSet:
         self.process_set_id: int | None = None
 
     def size(self) -> int | None:
-        """Members; None when it has no number."""
+        """Return the number of members; None if the set has no number."""
         return None if self.process_set_id is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """This process's place among the members; None when the set has no number.
+        """Return this process's index among the members; None if the set has no number.
 
         Raises:
-            ValueError: this process is no member.
+            ValueError: this process is not a member.
         """
         if self.process_set_id is None:
             return None
@@ -66,7 +65,7 @@ class ProcessSet:
         return self.ranks.index(own_rank)
 
     def included(self) -> bool:
-        """Whether this process is a member. Raises NotInitializedError before ``init()``."""
+        """Return whether this process is a member. Raises NotInitializedError before ``init()``."""
         return current_round().slot.rank in self.ranks
 
     def __str__(self) -> str:
@@ -78,23 +77,23 @@ class ProcessSet:
 global_process_set = ProcessSet([])
 global_process_set.process_set_id = GLOBAL_SET
 
-_wanted_sets: list[tuple[int, ...]] = []  # sets to have in each round, the same on all ranks once in a round
-_numbers: dict[tuple[int, ...], int] = {}  # of those that this round has
+_wanted_sets: list[tuple[int, ...]] = []  # sets to have in each round; the same on all ranks once in a round
+_numbers: dict[tuple[int, ...], int] = {}  # of the sets in this round
 _added: set[tuple[int, ...]] = set()  # by this process, in this round
-_fresh: list[tuple[int, ...]] = []  # given to init(), with no round entered since
+_fresh: list[tuple[int, ...]] = []  # given to init(), before the next round is entered
 _objects: weakref.WeakSet[ProcessSet] = weakref.WeakSet()
 _last_number = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Who takes part in a collective.
+    """The participants of a collective.
 
     Attributes:
-        context: the present round.
-        number: of the process set.
+        context: the current round.
+        number: number of the process set.
         ranks: its global ranks.
-        index: this process's place among them.
+        index: this process's index among them.
     """
 
     context: Context
@@ -104,17 +103,17 @@ class Members:
 
     @property
     def size(self) -> int:
-        """How many."""
+        """Number of members."""
         return len(self.ranks)
 
 
 def members_of(process_set: ProcessSet) -> Members:
-    """The members of a set in the present round.
+    """Return the members of a set in the current round.
 
     Raises:
         NotInitializedError: init() was not called.
-        TypeError: this is no process set.
-        ValueError: the round does not have it, or this process is no member.
+        TypeError: the argument is not a process set.
+        ValueError: the round does not have the set, or this process is not a member.
     """
     context = current()
     slot = context.slot
@@ -132,7 +131,7 @@ def members_of(process_set: ProcessSet) -> Members:
 
 
 def expect(process_sets: Iterable[ProcessSet]) -> None:
-    """Notes the sets of ``init()``, for the next round. Raises ValueError when one is given twice, or is empty."""
+    """Store the sets of ``init()`` for the next round. Raises ValueError if one is given twice, or is empty."""
     chosen = list(process_sets)
     keys = [tuple(process_set.ranks) for process_set in chosen]
     for key in keys:
@@ -145,7 +144,7 @@ def expect(process_sets: Iterable[ProcessSet]) -> None:
 
 
 def enter_round(context: Context) -> None:
-    """Makes the sets that any member knows. Blocks until all members have. Raises HorovodInternalError."""
+    """Create the sets that any member knows. Blocks until all members have. Raises HorovodInternalError."""
     global _last_number
     slot = context.slot
     members: list[Any] = [{"local_size": slot.local_size, "sets": _wanted_sets, "devices": devices.describe()}]
@@ -173,7 +172,7 @@ def enter_round(context: Context) -> None:
 
 
 def forget_all() -> None:
-    """After shutdown: no set has a number any more."""
+    """Forget all sets and their numbers, after shutdown."""
     _wanted_sets.clear()
     _numbers.clear()
     _added.clear()
@@ -184,15 +183,15 @@ def forget_all() -> None:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Adds a process set. All ranks must call it alike, members or not; blocks until all have.
+    """Add a process set. All ranks must call it alike, members or not; blocks until all have.
 
-    In a process that has joined a running job, adding a set that the others have already does not wait for them.
+    In a process that has joined a running job, adding a set that the others already have does not wait for them.
 
     Raises:
         HorovodInternalError: a peer is gone.
-        MismatchError: the ranks do not add the same.
+        MismatchError: the ranks do not add the same set.
         NotInitializedError: init() was not called.
-        ValueError: it has no ranks, or some that the job does not have, or was added before.
+        ValueError: it is empty, has ranks that the job lacks, or was added before.
     """
     global _last_number
     chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
@@ -217,7 +216,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def _compare(context: Context, key: tuple[int, ...]) -> None:
-    """Raises MismatchError, on all ranks, when they do not add the same."""
+    """Raise MismatchError, on all ranks, if they do not add the same set."""
     if context.slot.size == 1:
         return
     keys = [bytes(sent).decode() for sent in gather(context.engine, as_data(json.dumps(key)), "add_process_set")]
@@ -230,10 +229,10 @@ def _compare(context: Context, key: tuple[int, ...]) -> None:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Removes a process set, here and from later rounds. All ranks must call it alike; blocks until all have.
+    """Remove a process set, here and from later rounds. All ranks must call it alike; blocks until all have.
 
     Returns:
-        Whether there was one to remove: not for the global set, nor for one without a number.
+        Whether a set was removed: not for the global set, nor for one without a number.
 
     Raises:
         HorovodInternalError: a peer is gone.

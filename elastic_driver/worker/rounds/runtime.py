@@ -1,13 +1,12 @@
-"""Joining rounds and leaving them.
+"""Joining and leaving rounds.
 
-Owns the one ``Runtime`` of the process, its rendezvous client, and what happens to it and to the present round
-(current.py) at fork and at exit. A process that was not started by elasticrun (no ELASTIC_DRIVER_RENDEZVOUS in its
-environment) is a rank of a job that mpirun or srun has started (worker/launched/), or a job of one: rank 0 of size 1,
-no network.
+Owns the process's one ``Runtime``, its rendezvous client, and what fork and exit do to it and to the current round
+(current.py). A process not started by elasticrun (without ELASTIC_DRIVER_RENDEZVOUS in its environment) is a rank of a
+job started by mpirun or srun (worker/launched/), or a job of one: rank 0 of size 1, no network.
 
-A process that is started while a round runs joins it late: ``init()`` returns at once, with the place that the driver
-has planned for it, and the round is joined when the first collective is called or ``elastic.run`` entered. So the
-members train on while it builds its model, and not only while it imports.
+A process that is started while a round runs joins late: ``init()`` returns at once, with the place that the driver has
+planned, and the round is joined at the first collective or at the entry of ``elastic.run``. So the members keep
+training while it builds its model, and not only during its imports.
 """
 
 from __future__ import annotations
@@ -69,8 +68,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("elastic_driver.worker")
 
-# How long a process that leaves waits for its peers to finish the same last collective. They are done within
-# milliseconds of each other; a rank that leaves alone is kept for this long, no longer.
+# How long a leaving process waits for its peers to finish the same last collective. They finish within milliseconds of
+# each other; a rank that leaves alone is held up for this long at most.
 LINGER_S = 2.0
 # Teardown of contexts at exit: measured in tens of milliseconds. The interpreter must never hang in it.
 _JOIN_S = 5.0
@@ -80,31 +79,31 @@ class DriverClient(RoundClient, Protocol):
     """What this module needs of a rendezvous client."""
 
     def next_round(self, request: NextRoundRequest, *, poll_s: float = ...) -> NextRoundReply:
-        """Says READY, again each ``poll_s``, and blocks until the driver answers."""
+        """Report READY, again every ``poll_s``, and block until the driver answers."""
 
     def say_goodbye(self, request: WatchRequest) -> None:
-        """Says that the driver hears no more of this process."""
+        """Report that the driver will hear no more of this process."""
 
     def running(self, report: RunningReport) -> None:
-        """Says that training goes on."""
+        """Report that this process trains."""
 
     def leave(self, request: LeaveRequest) -> None:
-        """Says that the process was told to leave."""
+        """Report that this process was asked to leave."""
 
     def status(self) -> dict[str, Any]:
-        """The job, as the driver sees it."""
+        """Return the job's state as the driver sees it."""
 
     def publish(self, request: PublishRequest) -> PublishReply:
-        """Whether a commit may be on disc."""
+        """Ask whether a commit may be written to disk."""
 
     def close(self) -> None:
-        """Ends every call."""
+        """End every call."""
 
     def call(self) -> bytes:
-        """What this worker is to call, pickled by the caller of ``elastic_driver.run``."""
+        """Return the call that this worker has to run, pickled by the caller of ``elastic_driver.run``."""
 
     def post_outcome(self, outcome: bytes) -> None:
-        """Tells what came of it, pickled."""
+        """Send the outcome of the call, pickled."""
 
 
 def _connect(url: str, credential: Credential) -> DriverClient:
@@ -117,11 +116,11 @@ def _connect(url: str, credential: Credential) -> DriverClient:
 
 
 def _no_disc() -> None:
-    """What there is to tell of commits on disc where there are none."""
+    """Report no commits on disk."""
 
 
 class Runtime:
-    """The process as a member of the job. All methods but ask_to_leave() are called by the thread that trains."""
+    """The process as a member of the job. The training thread calls all methods except ask_to_leave()."""
 
     def __init__(self, current: CurrentRound) -> None:
         self._current = current
@@ -131,26 +130,26 @@ class Runtime:
         self._after_round = 0
         self._retired: list[Context] = []
         self._left_by_exception = False
-        self._begins_another = False  # a training has ended, and of none after it was told
+        self._begins_another = False  # a training has ended, and no report of another was sent since
         self._disc: Callable[[], DiscReport | None] = _no_disc
         self._timeline = TimelineSettings()
         self._launched: LaunchedJob | None = None
         self._is_through_mpi = False
         self._has_said_fixed = False
-        self._is_forked = False  # from a process that is, or was, a worker
+        self._is_forked = False  # forked from a process that is, or was, a worker
 
     @property
     def is_launched(self) -> bool:
-        """Whether this is a rank of a job that mpirun or srun has started, whose ranks stay as they are."""
+        """Whether this is a rank of a job started by mpirun or srun, whose ranks never change."""
         return self._launched is not None
 
     @property
     def is_through_mpi(self) -> bool:
-        """Whether this process is in a job that a launcher of MPI has started, or a communicator was given for."""
+        """Whether an MPI launcher started this job, or a communicator was given."""
         return self._is_through_mpi
 
     def say_if_fixed(self) -> None:
-        """Says once that the ranks of this job stay as they are, in a job of which one might expect more."""
+        """Print once that this job's ranks never change, where users might expect otherwise."""
         if self._launched is None or self._has_said_fixed or self._launched.slot.rank != 0:
             return
         self._has_said_fixed = True
@@ -163,14 +162,14 @@ class Runtime:
         )
 
     def note_exception(self, *, raised: bool) -> None:
-        """Whether the training function was left by an exception: then nobody waits for peers at exit."""
+        """Record whether an exception ended the training function: then exit does not wait for peers."""
         self._left_by_exception = raised
 
     def init(self, comm: object = None) -> None:
-        """Joins the job. Blocks until there is a round for this process. Does nothing when it is in one.
+        """Join the job. Blocks until there is a round for this process. Does nothing if it is in one.
 
         Args:
-            comm: see the function of this name.
+            comm: as in the function :func:`init`.
         """
         if self._current.initialized:
             return
@@ -178,7 +177,7 @@ class Runtime:
         # Now, not when a round is joined: programs set variables for this call only.
         settings = read_worker_settings()
         if settings.warm:
-            # It has no place in the job: it would begin a training of its own, and write over the job's files.
+            # It has no place in the job: it would begin a training of its own and overwrite the job's files.
             raise SettingsError(
                 "this process was to be held in its start, but its Python has not imported the sitecustomize that does "
                 "so; use --no-preload"
@@ -187,8 +186,8 @@ class Runtime:
         _install_exit()
         vitals.begin(settings.vitals)
         if settings.restarted:
-            # It was started as a worker that is restarted, and is none from here on. Groups that are made later, by
-            # whom ever, read this.
+            # It was started as a worker to be restarted, and is none from here on. Process groups made later, by
+            # anyone, read these variables.
             os.environ.update(NCCL)
         if settings.rendezvous:
             _refuse_comm(comm)
@@ -203,9 +202,9 @@ class Runtime:
         self._join_round(cause, commits=0, detail="")
 
     def _refuse_in_a_child(self) -> None:
-        """A forked process has its parent's credentials: as a worker it would take the parent's place in the job.
+        """Refuse init() in a forked process: with its parent's credentials it would take the parent's place in the job.
 
-        Where there is no driver and no launcher there is no such place, and the process becomes a job of one.
+        Without a driver and a launcher there is no such place, and the process becomes a job of one.
         """
         if self._is_forked and (read_worker_settings().rendezvous or launch_of(os.environ) is not None):
             self._current.refuse_if_forked()
@@ -216,7 +215,7 @@ class Runtime:
         self._current.drop_inherited()
 
     def _meet(self, settings: WorkerSettings, comm: object) -> None:
-        """Finds the other ranks of a job without a driver, and makes what they agree on this process's settings."""
+        """Find the other ranks of a job without a driver, and use the settings they agree on."""
         launch = launch_of(os.environ)
         if self._launched is None:
             self._launched, self._is_through_mpi = _launched_job(settings, launch, comm)
@@ -225,10 +224,10 @@ class Runtime:
             use_worker_settings(self._launched.adapt(settings))
 
     def join_late(self) -> bool:
-        """Joins a round now if init() has put it off.
+        """Join a round now if init() has deferred it.
 
         Returns:
-            Whether this process has another place than init() said it would have.
+            Whether this process has another place than init() announced.
         """
         planned = self._current.drop_plan()
         if planned is None:
@@ -241,7 +240,9 @@ class Runtime:
         self.join_late()
 
     def _refuse_outside_of_run(self) -> None:
-        """Before it joins, where its end disturbs nobody: as members the others would wait for it in their sync."""
+        """Check before joining, where a failure disturbs nobody: once it is a member the others would wait for it in
+        their sync.
+        """
         client = self._new_client()
         try:
             workers = client.status().get("workers", ())
@@ -255,13 +256,13 @@ class Runtime:
             )
 
     def ask_to_leave(self, name: str) -> bool:
-        """Has the driver take this process out of the job at the next commit, because of a signal of this name.
+        """Ask the driver to remove this process from the job at the next commit, because of a signal of this name.
 
-        Called in a thread of its own: blocks until the driver has answered, which may have been stopped.
+        Called in a thread of its own: blocks until the driver has answered, which may be stopped.
 
         Returns:
-            False when the process is to end at once instead: it has left the job, there was no round yet, or the
-            driver is stopping it.
+            False if the process has to end at once instead: it has left the job, there was no round yet, or the driver
+                is stopping it.
         """
         if not self._current.initialized and self._client is None:
             return False
@@ -276,7 +277,7 @@ class Runtime:
         return True
 
     def shutdown(self, *, exiting: bool = False) -> None:
-        """Leaves the round and frees all it held. ``init()`` may follow, unless the process ends now."""
+        """Leave the round and free everything. ``init()`` may follow, unless the process is ending."""
         self._current.drop_plan()
         self._current.drop_inherited()
         sets.forget_all()
@@ -305,8 +306,8 @@ class Runtime:
         self._retired.clear()
         if self._client is not None:
             if self._worker is not None:
-                # The process may go on for hours without the library, and exit handlers of others take their time,
-                # too: it must not be taken for a frozen one.
+                # The process may run for hours without the library, and other exit handlers take time: it must not be
+                # mistaken for a frozen one.
                 round_id = context.assignment.round_id
                 disc = self._disc()
                 goodbye = WatchRequest(self._worker, round_id, 0, leaving=not exiting, exiting=exiting, disc=disc)
@@ -318,34 +319,34 @@ class Runtime:
             self._launched.close(wait_for_others=not self._left_by_exception)
 
     def reset(self, cause: ReadyCause, *, commits: int, detail: str, where: str = "", raised: bool = False) -> None:
-        """Leaves the present round and joins the next.
+        """Leave the current round and join the next.
 
         Args:
-            cause: why.
-            commits: of the state, as of its restore point.
+            cause: the cause.
+            commits: of the state at its restore point.
             detail: the reason in words.
-            where, raised: where an error came from, see NextRoundRequest.
+            where, raised: origin of an error, as in NextRoundRequest.
 
         Raises:
-            SystemExit: the driver has no place for this process any more, or the job is over.
+            SystemExit: the driver no longer has a place for this process, or the job is over.
         """
         if cause is ReadyCause.INTERNAL_ERROR:
             self.break_round(detail)
         self._join_round(cause, commits=commits, detail=detail, where=where, raised=raised)
 
     def break_round(self, reason: str) -> None:
-        """Ends the present round for this process. Blocks until nothing of it writes into memory any more.
+        """End the current round for this process. Blocks until no operation of it writes to memory any more.
 
-        Ends the process where that takes longer than 5 s.
+        Ends the process if that takes longer than 5 s.
         """
         self._current.context.abort(reason)
         self._quiesce(self._current.context)
 
     def settle_round(self) -> None:
-        """Completes what is under way in the present round, with all members; no result is written after that.
+        """Complete the operations in flight in the current round, with all members; no result is written after that.
 
         Raises:
-            HorovodInternalError: something cannot be completed.
+            HorovodInternalError: an operation cannot be completed.
             Exception: a result cannot be written.
         """
         context = self._current.context
@@ -360,11 +361,11 @@ class Runtime:
             context.end_process()
 
     def note_end_of_training(self) -> None:
-        """What this process trains from here on is another training, with commits of its own."""
+        """Record that this process's next training is another one, with its own commits."""
         self._begins_another = True
 
     def report_running(self, commits: int) -> None:
-        """Tells the driver that this process trains.
+        """Report to the driver that this process trains.
 
         Raises:
             HorovodInternalError: the round has passed.
@@ -381,11 +382,11 @@ class Runtime:
             raise HorovodInternalError(f"the driver went on without this worker: {error}") from error
 
     def report_disc(self, report: Callable[[], DiscReport | None]) -> None:
-        """Has the driver told what this gives of commits on disc, in whichever thread it is asked for."""
+        """Set the function that gives the report on commits on disk; it may be called in any thread."""
         self._disc = report
 
     def abandon(self) -> None:
-        """After fork, in the child: forgets all but the numbers, without touching the parent's sockets and threads."""
+        """After fork, in the child: forget all but the numbers, without touching the parent's sockets and threads."""
         is_forked = self._is_forked or self._after_round > 0 or self._current.initialized or self._launched is not None
         is_through_mpi = self._is_through_mpi
         for context in self._retired:
@@ -408,8 +409,8 @@ class Runtime:
             assignment = self._ask(cause, commits=commits, detail=detail, where=where, raised=raised)
             old = self._current.leave()
             if old is not None:
-                # Only now: all members have left it (the driver has answered), so that closing connections cannot
-                # hit a peer in its last collective. The old communication thread does the work meanwhile.
+                # Only now: all members have left it (the driver has answered), so closing connections cannot disturb a
+                # peer in its last collective. The old communication thread does the work meanwhile.
                 self._retire(old)
             self._retired = [retired for retired in self._retired if not retired.join(0)]
             context = self._open(assignment, limits)
@@ -436,11 +437,11 @@ class Runtime:
         self._current.tell_of_change()
 
     def _advised_rank(self, assignment: RoundAssignment) -> int:
-        """See Advice.enter_round. Where no driver looks after the ranks, there is nothing to prepare for."""
+        """Return the rank for Advice.enter_round. Without a driver for the ranks, no change can occur."""
         return -1 if self._worker is None or self._launched is not None else assignment.slot.rank
 
     def _open(self, assignment: RoundAssignment, limits: Limits) -> Context:
-        # A client of its own: closing it ends what the round's threads wait for, and nothing else.
+        # A client of its own: closing it ends the waits of the round's threads, and nothing else.
         client = None if self._worker is None else self._new_client()
         return Context(
             assignment,
@@ -449,7 +450,7 @@ class Runtime:
             limits=limits,
             client=client,
             timeline=self._timeline,
-            disc=lambda: self._disc(),  # may be given later
+            disc=lambda: self._disc(),  # may be set later
             leave_listeners=self._current.leave_listeners,
         )
 
@@ -464,7 +465,7 @@ class Runtime:
 
     def _new_client(self) -> DriverClient:
         settings = worker_settings()
-        assert settings.credential is not None  # who has a driver has one
+        assert settings.credential is not None  # every process with a driver has one
         return _connect(settings.rendezvous, settings.credential)
 
     def _ask(self, cause: ReadyCause, *, commits: int, detail: str, where: str, raised: bool) -> RoundAssignment:
@@ -510,7 +511,7 @@ class Runtime:
             case Removed():
                 self._say(f"has no place in the next round ({reply.reason}); it ends with exit code 0")
             case JobOver():
-                # Why it is over the driver says itself, once for all workers.
+                # The driver itself reports why the job is over, once for all workers.
                 _log.info("elastic_driver: worker %s ends: the job is over (%s)", self._worker, reply.reason)
         self.note_exception(raised=True)
         raise SystemExit(0)
@@ -521,7 +522,7 @@ _exit_pid = 0
 
 
 def runtime() -> Runtime:
-    """The process's one Runtime."""
+    """Return the process's one Runtime."""
     return _runtime
 
 
@@ -544,10 +545,10 @@ def _at_exit() -> None:
 
 
 def _launched_job(settings: WorkerSettings, launch: Launch | None, comm: object) -> tuple[LaunchedJob | None, bool]:
-    """The job without a driver that this process is in, or None when it is alone; and whether MPI has to do with it.
+    """Return this process's job without a driver, or None if it is alone; and whether MPI is involved.
 
     Raises:
-        SettingsError: comm is none for this process, or the ranks cannot meet.
+        SettingsError: comm cannot be used by this process, or the ranks cannot meet.
     """
     if launch is None and comm is None:
         return None, False
@@ -564,10 +565,10 @@ def _launched_job(settings: WorkerSettings, launch: Launch | None, comm: object)
 
 
 def _ranks_in(comm: object) -> tuple[int, ...] | None:
-    """A list of ranks; None for all.
+    """Return a list of ranks; None for all.
 
     Raises:
-        SettingsError: it is none.
+        SettingsError: it is not a list of ranks.
     """
     if comm is None:
         return None
@@ -581,7 +582,7 @@ def _ranks_in(comm: object) -> tuple[int, ...] | None:
 
 
 def _refuse_comm(comm: object) -> None:
-    """Under a driver there is no choice of ranks."""
+    """Reject comm: under a driver the ranks cannot be chosen."""
     if comm is not None and (across.is_communicator(comm) or _ranks_in(comm) is not None):
         raise SettingsError(
             "cannot init with comm: the job is all processes that elasticrun started; for a part of them use process "
@@ -590,22 +591,22 @@ def _refuse_comm(comm: object) -> None:
 
 
 def init(comm: object = None, process_sets: Sequence[sets.ProcessSet] | str | None = None) -> None:
-    """Joins the job. Blocks until there is a round with this process in it.
+    """Join the job. Blocks until there is a round with this process in it.
 
     Args:
-        comm: in a job that mpirun or srun has started: the ranks that are the job, as a communicator of mpi4py or as a
-            list of ranks; each of them calls init() with the same, and the others with one of theirs, or not at all.
-            None or an empty list: all. Under elasticrun the job is always all processes.
-        process_sets: process sets to have from the start, the same on all ranks. Unlike those of ``add_process_set``
-            they may name ranks that do not exist yet. "dynamic" is taken for Horovod's sake: sets can always be added.
+        comm: in a job started by mpirun or srun: the ranks that form the job, as a communicator of mpi4py or a list of
+            ranks; each of them calls init() with the same, the others with one of theirs, or not at all. None or an
+            empty list: all. Under elasticrun the job is always all processes.
+        process_sets: initial process sets, the same on all ranks. Unlike those of ``add_process_set`` they may name
+            ranks that do not exist yet. "dynamic" is accepted for Horovod's sake: sets can always be added.
 
     Raises:
-        ForkedProcessError: this process was forked from a worker of a job: it would take its place there.
-        SettingsError: comm was given and cannot be used, the environment is not one of elasticrun's, or the ranks that
-            mpirun or srun has started cannot meet.
+        ForkedProcessError: this process was forked from a worker of a job, whose place it would take.
+        SettingsError: comm was given and cannot be used, the environment is not one of elasticrun's, or the ranks
+            started by mpirun or srun cannot meet.
         ValueError: a process set is given twice.
-        RendezvousError: the driver, or rank 0, cannot be reached; or a rank that is needed has not come, or has ended.
-        HorovodInternalError: the ranks that mpirun or srun has started cannot connect.
+        RendezvousError: the driver, or rank 0, cannot be reached; or a required rank is missing, or has ended.
+        HorovodInternalError: the ranks started by mpirun or srun cannot connect.
         SystemExit: the driver has no place for this process, or the job is over.
     """
     if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
@@ -616,10 +617,10 @@ def init(comm: object = None, process_sets: Sequence[sets.ProcessSet] | str | No
 
 
 def shutdown() -> None:
-    """Leaves the job and frees what the library holds. Does nothing before ``init()``."""
+    """Leave the job and free the library's resources. Does nothing before ``init()``."""
     _runtime.shutdown()
 
 
 def new_client() -> DriverClient:
-    """A client of the driver, for who asks it beside the rounds. Only in a process that has a driver."""
+    """Make a client of the driver for requests outside of rounds. Only in a process with a driver."""
     return runtime()._new_client()

@@ -1,7 +1,7 @@
-"""What this process says of itself to its agent, on the page of vitals that it was given.
+"""This process's vitals, which it writes to a page of memory shared with its agent.
 
-Owns that there is a page; the stacks behind it are of stacks.py. The page is the native extension's (see
-native/vitals/page.h): without it nothing is said. Nothing here raises, and nothing waits: training has no part in it.
+Owns the page; stacks.py owns the stacks behind it. The native extension writes the page (native/vitals/page.h); without
+it there is none. Nothing here raises or waits: training must not notice.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class _Page:
     """This process's page, or none.
 
     Attributes:
-        native: the extension, once it has the page.
-        has_stepped: whether an optimizer has said that it steps: then commits are no steps.
+        native: the extension, once it has opened the page.
+        has_stepped: whether an optimizer reports steps: then commits do not count as steps.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ _page = _Page()
 
 
 def begin(path: str) -> None:
-    """Takes the page at this path for this process's, if it can be had. Harmless when repeated."""
+    """Open the page at this path, if possible. Idempotent."""
     if not path:
         return
     try:
@@ -37,27 +37,27 @@ def begin(path: str) -> None:
     except NativeUnavailableError:
         return
     if not native.vitals_open(path):
-        return  # of an agent with another version, or of another user; or another process is the worker
+        return  # the agent has another version or user; or another process is the worker
     if _page.native is None and stacks.answer(native, path):
         native.vitals_dumps_at(stacks.DUMP_SIGNAL)
     _page.native = native
 
 
 def enter_round(round_id: int, rank: int) -> None:
-    """This process is in a round from now on; -1 for the rank of one that is in none."""
+    """Record this process's round; the rank is -1 outside of rounds."""
     if _page.native is not None:
         _page.native.vitals_round(round_id, rank)
 
 
 def note_step() -> None:
-    """An optimizer steps."""
+    """Count a step of an optimizer."""
     if _page.native is not None:
         _page.has_stepped = True
         _page.native.vitals_step()
 
 
 def note_commit(commits: int) -> None:
-    """A state has its restore point; it counts so many commits. A step, in a script whose steps nobody else tells."""
+    """Record the number of commits. Counts as a step, in a script without an optimizer that reports them."""
     if _page.native is not None:
         _page.native.vitals_commit(commits)
         if not _page.has_stepped:

@@ -1,7 +1,7 @@
-"""The thread that listens to the driver while a round runs.
+"""The thread that watches the driver while a round runs.
 
-It holds one long poll and turns notices into calls of its listener. Each new request is a heartbeat, too: it says that
-the process lives and how far it is. It owns no state of the round.
+It holds one long poll and turns notices into calls of its listener. Each request is also a heartbeat with the process's
+progress. It owns no state of the round.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from elastic_driver.worker.settings import worker_settings
 
 _log = logging.getLogger("elastic_driver.worker")
 
-# Between two tries when the driver does not answer. The client has its own, shorter, retries below this; a driver
-# that is gone for good takes its workers with it (they are killed with it), so there is no end to the trying.
+# Between two tries while the driver does not answer. The client below has its own, shorter retries; a driver that is
+# gone for good takes its workers with it (they are killed with it), so the retries have no limit.
 _RETRY_S = 1.0
-# Without heartbeats: what the server makes of it, half a minute.
+# Without heartbeats: the server's own limit, half a minute.
 _LONG_POLL_S = 30.0
 
 
 def poll_s() -> float:
-    """How long one request may wait for its answer, seconds, so that the driver hears from this process in time."""
+    """Return how long one request may wait for its answer, in seconds, so that heartbeats are in time."""
     heartbeat_s = worker_settings().heartbeat_s
     return heartbeat_s if 0 < heartbeat_s < _LONG_POLL_S else _LONG_POLL_S
 
@@ -36,33 +36,33 @@ class WatchClient(Protocol):
     """What the thread needs of a rendezvous client."""
 
     def watch(self, request: WatchRequest, *, wait_s: float) -> Notice | None:
-        """Blocks until there is a notice newer than the request's, or for that time (then None)."""
+        """Block until there is a notice newer than the request's, or for that time (then None)."""
 
     def close(self) -> None:
-        """Ends blocked calls, from any thread."""
+        """End blocked calls, from any thread."""
 
 
 class Listener(Protocol):
-    """The round that is watched. All calls come from the watch thread and return quickly."""
+    """The watched round. All calls come from the watch thread and return quickly."""
 
     def on_hosts_updated(self, *, leave: bool, reason: str) -> None:
-        """The level of the notice: whether members are to leave at the next commit."""
+        """React to the notice's level: whether members have to leave at the next commit."""
 
     def on_abort(self, reason: str) -> None:
-        """The round is broken or over: end blocked collectives now."""
+        """End blocked collectives now: the round is broken or over."""
 
     def disc(self) -> DiscReport | None:
-        """What the driver is to know of commits on disc; None for nothing."""
+        """Return the report on commits on disk; None for none."""
 
     def look(self) -> None:
-        """It is some time since the last look."""
+        """Perform a periodic check."""
 
     def progress(self) -> tuple[int, bool]:
-        """A number that grows with each operation finished, and whether one waits for other members."""
+        """Return a number that grows with each operation finished, and whether one waits for other members."""
 
 
 class Watch:
-    """One round's watch thread. Its owner stops and joins it."""
+    """A round's watch thread. Its owner stops and joins it."""
 
     def __init__(self, client: WatchClient, worker: WorkerId, round_id: int, listener: Listener) -> None:
         self._client = client
@@ -71,21 +71,21 @@ class Watch:
         self._listener = listener
         self._poll_s = poll_s()
         self._stopped = threading.Event()
-        # A daemon, because the interpreter joins other threads before it runs atexit functions, where this one is
-        # stopped. The driver's answers and stop() wake it; stop() and the end of the round end it.
+        # A daemon, because the interpreter joins other threads before it runs the atexit functions that stop this one.
+        # The driver's answers and stop() wake it; stop() and the end of the round end it.
         self._thread = threading.Thread(target=self._run, name=f"elastic-watch-{round_id}", daemon=True)
 
     def start(self) -> None:
-        """Begins to listen."""
+        """Start watching."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Tells the thread to end. Closes the client; returns at once."""
+        """Ask the thread to end. Closes the client; returns at once."""
         self._stopped.set()
         self._client.close()
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for the thread; True when it has ended."""
+        """Wait for the thread; return True if it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -123,7 +123,7 @@ class Watch:
                 continue
             version = notice.version
             if notice.round_id != self._round_id:
-                continue  # of a round that this thread does not watch
+                continue  # of another round
             match notice.kind:
                 case NoticeKind.NONE:
                     self._listener.on_hosts_updated(leave=False, reason=notice.reason)
@@ -134,6 +134,6 @@ class Watch:
                         self._listener.on_abort(notice.reason)
                     if notice.kind is NoticeKind.JOB_OVER:
                         return
-                    # The training may be in the middle of an evaluation, and learn of it at its next collective
-                    # operation only. Mostly it has asked for the next round before this heartbeat is due.
+                    # The training may be in an evaluation, and notice this only at its next collective operation.
+                    # Usually it has asked for the next round before this heartbeat is due.
                     self._stopped.wait(self._poll_s)
