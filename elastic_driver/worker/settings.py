@@ -1,8 +1,8 @@
-"""The variables that a worker reads, each once: name, unit, default, and what can be read as its value.
+"""The environment variables of a worker: name, unit, default, and accepted values of each.
 
-Owns ``WorkerSettings`` and the process's one copy of it, read when the worker initializes. Who needs a variable asks
-for it here; nothing else of a worker's side looks into the environment for variables of ours or Horovod's.
-docs/operations.md lists them for users.
+Owns ``WorkerSettings`` and the process's one copy of it, read when the worker initializes. All worker code gets its
+variables here; nothing else on a worker's side reads our or Horovod's variables. docs/operations.md lists them for
+users.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from elastic_driver.words import Backend
 ENV_LANE = "ELASTIC_DRIVER_DEVICE_LANE"
 ENV_PAGE_LOCKED = "ELASTIC_DRIVER_PAGE_LOCKED_BYTES"
 
-_MOST_WAIT_S = 1e9  # what elasticrun takes
-_MOST = 1 << 50  # what elasticrun takes of MB, in bytes
+_MOST_WAIT_S = 1e9  # elasticrun's limit
+_MOST = 1 << 50  # elasticrun's limit of MB, in bytes
 _ON, _OFF = ("true", "t", "yes", "y", "on"), ("false", "f", "no", "n", "off")
 
 
@@ -87,7 +87,7 @@ def _round(text: str) -> int:
 def _switch(text: str) -> bool:
     word = text.strip().lower()
     with contextlib.suppress(ValueError):
-        return float(word) > 0  # Horovod takes any number above 0 for on
+        return float(word) > 0  # Horovod accepts any number above 0 as on
     if word not in (*_ON, *_OFF):
         raise ValueError(f"it must be one of 1, 0, {', '.join((*_ON, *_OFF))}")
     return word in _ON
@@ -107,7 +107,7 @@ def _backend(text: str) -> Backend:
 
 
 def _timeline(text: str) -> str:
-    # For Horovod, where only this lets start_timeline be called: it is no file.
+    # In Horovod this value only enables start_timeline: it is not a file.
     return "" if text.upper() == "DYNAMIC" else text
 
 
@@ -127,53 +127,55 @@ def _ports(text: str) -> tuple[int, int]:
 
 
 def _by(variable: str, read: Callable[[str], Any]) -> Mapping[str, Any]:
-    """A field's metadata: the variable's name, and how its text is read. It raises ValueError with what is allowed."""
+    """Return a field's metadata: the variable's name, and the parser of its text, whose ValueError says what is
+    allowed.
+    """
     return {"variable": variable, "read": read}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What the environment of a worker says. A variable that is empty counts as not set.
+    """The settings in a worker's environment. An empty variable counts as not set.
 
     Attributes:
-        rendezvous: URL of the driver's HTTP server, or of rank 0's that mpirun or srun has started; "" in a job of
+        rendezvous: URL of the driver's HTTP server, or of rank 0's in a job started by mpirun or srun; "" in a job of
             one.
         job: the job's id.
         round: the round that ran when this worker was started; 0 for none.
-        port_range: the lowest and the highest port at which they may; None for any.
-        heartbeat_s: at least as often the driver is to hear of this worker, seconds; 0 for its long poll only.
-        host_timeout_s: how long another member's machine may acknowledge nothing until it is given up; 0 for ever.
-        owner: the driver's process, as :mod:`elastic_driver.system.process_name` names it.
-        patience_s: how long a driver may be silent of which nothing else is known, seconds.
-        vitals: the file of its agent's on which it says how it is; "" for none.
-        warm: set in a process that is to be held in its start, for workers to be forked from.
+        port_range: the lowest and the highest port that workers may listen on; None for any.
+        heartbeat_s: longest time between two heartbeats to the driver, seconds; 0 for the long poll's only.
+        host_timeout_s: how long another member's machine may acknowledge nothing before it is given up; 0 for ever.
+        owner: the driver's process (:mod:`elastic_driver.system.process_name`).
+        patience_s: how long a driver of unknown state may be silent, seconds.
+        vitals: the agent's file for this worker's vitals; "" for none.
+        warm: set in a process that is held at its start so that workers can be forked from it.
         hostname: this machine's name in the job, for messages.
         elastic: whether a driver has started it.
-        may_change: whether hosts may come and go.
-        build_timeout_s: how long connecting to the peers may take, seconds.
-        collective_timeout_s: how long a collective operation may take, seconds.
-        backend: the only one to be used; None for the best that all members have.
-        engine: refused if "plain", which there was once.
+        may_change: whether hosts may join and leave.
+        build_timeout_s: time limit for connecting to the peers, seconds.
+        collective_timeout_s: time limit of a collective operation, seconds.
+        backend: the only backend to use; None for the best that all members have.
+        engine: rejected if "plain", an engine that no longer exists.
         fusion_bytes: most bytes of small tensors that run together; 0 keeps all apart.
-        stall_check_disable: whether nothing is said of ranks that wait for others.
-        stall_warn_s: after how long it is said, seconds; 0 never.
-        stall_fail_s: after how long the round fails then, seconds; 0 never.
-        shared_memory: of ranks on one machine: "on", "staged" (peers' private memory is not read) or "off".
+        stall_check_disable: whether to report no stalls (ranks that wait for others).
+        stall_warn_s: when to report a stall, seconds; 0 never.
+        stall_fail_s: when a stall fails the round, seconds; 0 never.
+        shared_memory: between ranks on one machine: "on", "staged" (without reading peers' private memory) or "off".
         machine: any text; ranks with different ones share no memory, as if they were on different machines.
         timeline: file for the trace; "" for none.
-        timeline_mark_cycles: whether it has the engine's cycles.
-        device_lane: how CUDA tensors are carried: "auto", "cuda", "off" or "cpu" (see docs/devices.md).
-        page_locked_bytes: most of the host's memory that this worker page-locks, in bytes; None for its share.
-        interface: of the network, in jobs that mpirun or srun has started: a name, an address or a network; "" for any.
-        start_timeout_s: how long ranks of such a job wait for others that have not called ``init()``, seconds.
-        durable_dir: folder for commits on disc; None for none.
-        durable_every: commits from one on disc to the next; None not to count.
-        durable_interval_s: seconds from one to the next; None not to look. With neither, each commit.
-        durable_keep: how many are kept.
-        credential: with which this worker and its driver prove themselves to each other; None without a driver.
-        ranks_key: with which workers prove themselves to each other; empty without a driver.
-        launched: whether this is a rank of a job that mpirun or srun has started, which rank 0 serves.
-        planned: the place that the driver planned at the start of a worker that joins late; None for others.
+        timeline_mark_cycles: whether the trace contains the engine's cycles.
+        device_lane: how CUDA tensors are carried: "auto", "cuda", "off" or "cpu" (docs/devices.md).
+        page_locked_bytes: most host memory that this worker page-locks, in bytes; None for its share.
+        interface: network interface in jobs started by mpirun or srun: a name, an address or a network; "" for any.
+        start_timeout_s: how long ranks of such a job wait for others to call ``init()``, seconds.
+        durable_dir: folder for commits on disk; None for none.
+        durable_every: commits from one on disk to the next; None not to count.
+        durable_interval_s: seconds from one on disk to the next; None for no interval. With neither, every commit.
+        durable_keep: how many commits are kept on disk.
+        credential: authenticates this worker to its driver; None without a driver.
+        ranks_key: authenticates workers to each other; empty without a driver.
+        launched: whether this is a rank of a job started by mpirun or srun, which rank 0 serves.
+        planned: the place that the driver planned for a worker that joins late; None for others.
     """
 
     rendezvous: str = field(default="", metadata=_by(ENV_RENDEZVOUS, str))
@@ -190,11 +192,11 @@ class WorkerSettings:
     hostname: str = field(default="", metadata=_by("HOROVOD_HOSTNAME", str))
     elastic: bool = field(default=False, metadata=_by("HOROVOD_ELASTIC", _switch))
     may_change: bool = field(default=False, metadata=_by(ENV_MAY_CHANGE, _switch))
-    # Horovod's, as those of fusion and stall checks.
+    # Horovod's default, as those of fusion and stall checks.
     build_timeout_s: float = field(
         default=GLOO_TIMEOUT_S, metadata=_by("HOROVOD_GLOO_TIMEOUT_SECONDS", _seconds(MOST_GLOO_S))
     )
-    # torch.distributed's for a process group.
+    # torch.distributed's default for a process group.
     collective_timeout_s: float = field(
         default=1800.0, metadata=_by("ELASTIC_DRIVER_COLLECTIVE_TIMEOUT_S", _seconds(MOST_GLOO_S))
     )
@@ -227,10 +229,10 @@ class WorkerSettings:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> WorkerSettings:
-        """Reads all of them.
+        """Read all variables.
 
         Raises:
-            SettingsError: some cannot be used; one line that names each, its value, and what it may be.
+            SettingsError: some cannot be used; one line that names each, its value, and what is allowed.
         """
         values: dict[str, Any] = {}
         problems: list[str] = []
@@ -257,7 +259,7 @@ class WorkerSettings:
                 values.setdefault("elastic", True)
             if (mine := values.get("credential")) is not None:
                 values.setdefault("hostname", mine.identity.worker.hostname)
-        # A worker that is restarted was started for its round, and joins none that runs.
+        # A restarted worker was started for its round, and joins no running one.
         if values.get("round") and not values.get("restarted"):
             read("planned", _planned_slot)
         if problems:
@@ -266,7 +268,7 @@ class WorkerSettings:
 
 
 DEFAULTS = WorkerSettings()
-"""What holds where the environment says nothing."""
+"""The settings of an empty environment."""
 
 VARIABLES: Mapping[str, str] = {
     setting.metadata["variable"]: setting.name for setting in fields(WorkerSettings) if setting.metadata
@@ -275,10 +277,10 @@ VARIABLES: Mapping[str, str] = {
 
 
 def _planned_slot(environ: Mapping[str, str]) -> SlotInfo:
-    """The place that the driver planned when it started this process.
+    """Return the place that the driver planned when it started this process.
 
     Raises:
-        SettingsError: the variable is not there, or has not six numbers.
+        SettingsError: the variable is missing, or does not hold six numbers.
     """
     try:
         return SlotInfo(*map(int, environ[ENV_PLACE].split(",")))
@@ -290,7 +292,7 @@ _settings: WorkerSettings | None = None
 
 
 def worker_settings() -> WorkerSettings:
-    """This process's, as its environment was when it initialized last, or, before that, when they were first asked for.
+    """Return this process's settings, read when it last initialized, or else when they were first needed.
 
     Raises:
         SettingsError: a variable cannot be used.
@@ -299,7 +301,7 @@ def worker_settings() -> WorkerSettings:
 
 
 def read_worker_settings() -> WorkerSettings:
-    """Reads the environment now, for all who ask from here on: programs set variables before they initialize.
+    """Read the environment now, for all later callers: programs set variables before they initialize.
 
     Raises:
         SettingsError: a variable cannot be used.
@@ -310,13 +312,15 @@ def read_worker_settings() -> WorkerSettings:
 
 
 def use_worker_settings(settings: WorkerSettings) -> None:
-    """Makes these the process's, until the environment is read anew: of a job whose ranks have met by themselves."""
+    """Replace this process's settings until the environment is read again: for a job whose ranks met without a
+    driver.
+    """
     global _settings
     _settings = settings
 
 
 def way_to_driver() -> tuple[str, Credential]:
-    """Where the driver is, and what this process proves itself with, whatever the other variables say.
+    """Return the driver's URL and this process's credential, whatever the other variables contain.
 
     Raises:
         SettingsError: this process was not started by a driver.

@@ -1,1 +1,1 @@
-"""What training scripts call: collectives of numpy arrays and of objects, and the handles of what is under way."""
+"""The API of training scripts: collectives of numpy arrays and objects, and handles of operations in flight."""

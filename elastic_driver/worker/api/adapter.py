@@ -1,8 +1,7 @@
-"""What a framework gives so that its arrays take part in collectives: numpy and PyTorch each give one Adapter.
+"""The interface by which a framework's arrays take part in collectives: numpy and PyTorch have one Adapter each.
 
-Owns the protocol only. The collectives themselves are written once over it, in operations.py and collectives.py;
-gradients are the framework's own affair, on top of these. A new framework is one more Adapter, and one more
-``Collectives``.
+Owns the protocol only. operations.py and collectives.py implement the collectives once over it; a framework adds
+gradients on top. A new framework needs one more Adapter, and one more ``Collectives``.
 """
 
 from __future__ import annotations
@@ -18,10 +17,12 @@ T = TypeVar("T")
 
 
 class OperationLane(Protocol[T]):
-    """What carries operations on a framework's device memory out, where the engine only agrees on their turn."""
+    """Runs operations on a framework's device memory; the engine only agrees on their order."""
 
     def takes(self, members: Members, tensors: Sequence[T]) -> bool:
-        """Whether an operation on these tensors goes this way. Raises DeviceLaneError: it should, and cannot."""
+        """Return whether the lane runs an operation on these tensors. Raises DeviceLaneError if it should, but
+        cannot.
+        """
 
     def begin(
         self,
@@ -36,73 +37,73 @@ class OperationLane(Protocol[T]):
         factors: tuple[float, float] = ...,
         splits: tuple[tuple[int, ...], ...] = ...,
     ) -> int:
-        """Begins an operation on tensors that ``takes`` has chosen.
+        """Start an operation on tensors that ``takes`` has accepted.
 
         Args:
-            members: who takes part.
-            kind: what is to be done.
+            members: the participants.
+            kind: the kind of operation.
             tensors: of any dtype, all on one device.
-            name: of the operation, if it was given one.
-            finish: makes of the results, and of the rows from each member of an alltoall, what synchronize returns.
-            op, root, factors, splits: see Operation.
+            name: of the operation, if given.
+            finish: converts the results, and the rows from each member of an alltoall, to what synchronize returns.
+            op, root, factors, splits: as in Operation.
 
         Returns:
-            A number for ``poll`` and ``synchronize``.
+            A handle for ``poll`` and ``synchronize``.
         """
 
 
 class Adapter(Protocol[T]):
-    """How one framework's arrays, its tensors, become memory that the engine reads, and results become tensors.
+    """How one framework's arrays (its tensors) become memory that the engine reads, and results become tensors.
 
-    What is on the host (``Any`` below) is whatever the framework has for contiguous memory of the CPU; only the adapter
-    looks into it.
+    Values on the host (``Any`` below) are the framework's own type for contiguous CPU memory; only the adapter looks
+    into them.
     """
 
     @property
     def lane(self) -> OperationLane[T] | None:
-        """For tensors on devices; None when all go through the CPU."""
+        """The lane for tensors on devices; None if all go through the CPU."""
 
     def group(self, results: list[T]) -> Sequence[T]:
-        """The results of a grouped operation, as its caller gets them."""
+        """Return the results of a grouped operation in the caller's form."""
 
     def tensors(self, given: Sequence[Any], verb: str) -> Sequence[T]:
-        """What a caller gave as tensors; ``verb`` is the operation, for messages. Raises TypeError."""
+        """Convert a caller's values to tensors; ``verb`` names the operation in messages. Raises TypeError."""
 
     def check_writable(self, tensors: Sequence[Any], verb: str) -> None:
-        """Raises TypeError for what results cannot be written into."""
+        """Raise TypeError if results cannot be written into one of these."""
 
     def dtype(self, tensor: T) -> str:
-        """Its name, as in WIRE_DTYPES where it is one of them."""
+        """Return the dtype's name, as in WIRE_DTYPES if it is one of them."""
 
     def rows(self, tensor: T) -> int:
-        """The extent of its first dimension; -1 of a scalar."""
+        """Return the extent of the first dimension; -1 for a scalar."""
 
     def sent(self, tensor: T, verb: str) -> Any:
-        """Its values on the host, as they are: its own memory, or a copy. Raises TypeError."""
+        """Return the unchanged values on the host: its own memory, or a copy. Raises TypeError."""
 
     def reduced(self, tensor: T, dtype: str) -> Any:
-        """Its values on the host, in the dtype that they are reduced in: its own memory, or a copy."""
+        """Return the values on the host, in the dtype of the reduction: its own memory, or a copy."""
 
     def result_for(self, host: Any, output: T | None) -> Any:
-        """Host memory for a result like this: that of ``output`` where it fits, else new."""
+        """Return host memory for a result like this: that of ``output`` if it fits, else new."""
 
     def spec(self, host: Any, result: Any = None) -> TensorSpec:
-        """Names the memory of ``sent`` or ``reduced``, and of its result, to the engine.
+        """Describe the memory of ``sent`` or ``reduced``, and of its result, to the engine.
 
-        A dtype that engines do not carry goes as bytes, in one more dimension.
+        A dtype that engines do not carry is sent as bytes, in one more dimension.
         """
 
     def rebuilt(self, data: Bytes, rows: int, host: Any) -> Any:
-        """Memory that the engine has made, on the host, like this but for the first dimension."""
+        """Return the engine's memory as a host value like this one, except for the first dimension."""
 
     def delivered(self, results: list[Any], tensors: Sequence[T], outputs: Sequence[T] | None) -> list[T]:
-        """Results, on the host or on a device, as their caller gets them.
+        """Convert results, on the host or on a device, for the caller.
 
-        Written into ``outputs`` where there are any, else of the dtype of the tensors, on their device.
+        They are written into ``outputs`` if given, else returned in the tensors' dtype, on their device.
         """
 
     def split_counts(self, splits: Any) -> Any:
-        """The splits that a caller gave to an alltoall, as what numpy makes an array of."""
+        """Return a caller's splits for an alltoall, in a form that numpy converts to an array."""
 
     def row_counts(self, received: Sequence[int], splits: Any) -> T:
-        """The rows from each member, as the splits were given."""
+        """Return the rows from each member, in the form of the splits."""

@@ -1,4 +1,4 @@
-"""Horovod's questions about what a build can do, and its timeline, as they apply here."""
+"""Horovod's functions that report a build's features, and its timeline, as they apply here."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from elastic_driver.worker.rounds.runtime import runtime
 
 
 def gloo_built() -> bool:
-    """True: Gloo carries the collectives, ours or PyTorch's."""
+    """Return True: Gloo, ours or PyTorch's, carries the collectives."""
     return True
 
 
 def gloo_enabled() -> bool:
-    """True: there is nothing else."""
+    """Return True: nothing but Gloo is used."""
     return True
 
 
 def mpi_built() -> bool:
-    """Whether MPI can be used: mpi4py is installed. It tells ranks of each other; the collectives are never MPI's."""
+    """Return whether mpi4py is installed. Ranks use it to find each other; collectives never use MPI."""
     return across.is_installed()
 
 
 def mpi_enabled() -> bool:
-    """Whether init() was called in a job that a launcher of MPI has started, or with a communicator."""
+    """Return whether init() was called in a job started by an MPI launcher, or with a communicator."""
     return is_initialized() and runtime().is_through_mpi
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI, if this process has started it (through mpi4py), may be called by any thread.
+    """Return whether any thread may call MPI, if this process has started it (through mpi4py).
 
     Raises:
         ValueError: the job was not started through MPI, as in Horovod.
@@ -42,36 +42,36 @@ def mpi_threads_supported() -> bool:
 
 
 def nccl_built() -> int:
-    """0: tensors on other devices go through the CPU."""
+    """Return 0: tensors on other devices go through the CPU."""
     return 0
 
 
 def ddl_built() -> bool:
-    """False."""
+    """Return False."""
     return False
 
 
 def ccl_built() -> bool:
-    """False."""
+    """Return False."""
     return False
 
 
 def cuda_built() -> bool:
-    """False: tensors on other devices go through the CPU."""
+    """Return False: tensors on other devices go through the CPU."""
     return False
 
 
 def rocm_built() -> bool:
-    """False."""
+    """Return False."""
     return False
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: object) -> None:
-    """Does nothing: there is no extension without which this does not work."""
+    """Do nothing: no extension is required."""
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: FBT001, FBT002 - Horovod's signature
-    """Begins to write a Chrome trace of the collectives. Call it on all ranks; rank 0 writes the file.
+    """Start writing a Chrome trace of the collectives. Call it on all ranks; rank 0 writes the file.
 
     Raises:
         NotInitializedError: init() was not called.
@@ -84,7 +84,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: 
 
 
 def stop_timeline() -> None:
-    """Completes the trace. Raises NotInitializedError when init() was not called."""
+    """Complete the trace. Raises NotInitializedError if init() was not called."""
     _check_initialized()
     current().engine.stop_timeline()
 

@@ -1,8 +1,8 @@
 """The collectives as training scripts call them: names, arguments and defaults of Horovod 0.28.1, for any framework.
 
 Functions that end in ``_async`` return a handle for ``poll`` and ``synchronize``; until then the tensor must not be
-changed. Those that end in ``_`` write into the tensor they are given. None of them is differentiable: a framework puts
-its gradients on top. What they do is operations.py's, how a framework's tensors are read its Adapter's.
+changed. Those that end in ``_`` write into the given tensor. None is differentiable: a framework adds gradients on top.
+operations.py implements them; an Adapter reads a framework's tensors.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Group = TypeVar("Group")
 
 
 class Collectives(Generic[Given, T, Group]):
-    """The collectives of one framework: of what callers may give, its tensors, and what groups of results come as.
+    """The collectives of one framework, by the types of its inputs, its tensors, and its groups of results.
 
-    The methods are the functions of the API.
+    The methods are the API's functions.
     """
 
     def __init__(self, adapter: Adapter[T]) -> None:
@@ -48,7 +48,7 @@ class Collectives(Generic[Given, T, Group]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> int:
-        """Begins an :func:`allreduce`; a handle for ``poll`` and ``synchronize``."""
+        """Start an :func:`allreduce` and return a handle for ``poll`` and ``synchronize``."""
         resolved = resolve_op(average=average, op=op)
         factors = (prescale_factor, postscale_factor)
         return begin_allreduce(self._adapter, [tensor], None, resolved, name, factors, process_set, grouped=False)
@@ -63,16 +63,16 @@ class Collectives(Generic[Given, T, Group]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> T:
-        """Combines the ranks' arrays, which have one shape and dtype. Blocks until done.
+        """Reduce the ranks' arrays, which have the same shape and dtype. Blocks until done.
 
         Args:
-            tensor: any shape; left as it is.
+            tensor: any shape; not modified.
             average: older spelling of ``op``: True is Average, False is Sum.
-            name: pairs the calls of the ranks; calls without one are paired by their order.
+            name: pairs the calls of the ranks; unnamed calls are paired by their order.
             op: Average (the default), Sum, Adasum, Min, Max or Product. Averages of integers are rounded toward zero.
             prescale_factor: multiplies before the reduction.
             postscale_factor: multiplies after it.
-            process_set: whose members take part.
+            process_set: the participants.
 
         Returns:
             A new array, bitwise the same on all ranks.
@@ -80,7 +80,7 @@ class Collectives(Generic[Given, T, Group]):
         Raises:
             HorovodInternalError: a peer is gone.
             MismatchError: the ranks did not submit the same; on all of them.
-            DuplicateNameError: an operation of this name is under way.
+            DuplicateNameError: an operation of this name is in flight.
             TypeError: values of this dtype cannot be reduced.
             ValueError: both average and op were given, or this process is not in the process set.
         """
@@ -98,7 +98,7 @@ class Collectives(Generic[Given, T, Group]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> int:
-        """Begins an :func:`allreduce_`; a handle for ``poll`` and ``synchronize``."""
+        """Start an :func:`allreduce_` and return a handle for ``poll`` and ``synchronize``."""
         self._adapter.check_writable([tensor], "allreduce")
         resolved = resolve_op(average=average, op=op)
         factors = (prescale_factor, postscale_factor)
@@ -114,7 +114,7 @@ class Collectives(Generic[Given, T, Group]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> T:
-        """Like :func:`allreduce`, in place: returns the tensor given, overwritten. Not differentiable."""
+        """Reduce in place, like :func:`allreduce`; return the given tensor, overwritten. Not differentiable."""
         handle = self.allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
         result: T = synchronize(handle)
         return result
@@ -129,7 +129,7 @@ class Collectives(Generic[Given, T, Group]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> int:
-        """Begins a :func:`grouped_allreduce`; a handle for ``poll`` and ``synchronize``."""
+        """Start a :func:`grouped_allreduce` and return a handle for ``poll`` and ``synchronize``."""
         resolved = resolve_op(average=average, op=op)
         factors = (prescale_factor, postscale_factor)
         return begin_allreduce(self._adapter, list(tensors), None, resolved, name, factors, process_set, grouped=True)
@@ -144,7 +144,7 @@ class Collectives(Generic[Given, T, Group]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> Group:
-        """:func:`allreduce` of several arrays in one operation."""
+        """Run :func:`allreduce` on several arrays in one operation."""
         handle = self.grouped_allreduce_async(
             tensors, average, name, op, prescale_factor, postscale_factor, process_set
         )
@@ -161,7 +161,7 @@ class Collectives(Generic[Given, T, Group]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> int:
-        """Begins a :func:`grouped_allreduce_`; a handle for ``poll`` and ``synchronize``."""
+        """Start a :func:`grouped_allreduce_` and return a handle for ``poll`` and ``synchronize``."""
         outputs = list(tensors)
         self._adapter.check_writable(outputs, "allreduce")
         resolved = resolve_op(average=average, op=op)
@@ -178,7 +178,7 @@ class Collectives(Generic[Given, T, Group]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> Group:
-        """:func:`allreduce_` of several tensors in one operation. Not differentiable."""
+        """Run :func:`allreduce_` on several tensors in one operation. Not differentiable."""
         handle = self.grouped_allreduce_async_(
             tensors, average, name, op, prescale_factor, postscale_factor, process_set
         )
@@ -188,11 +188,11 @@ class Collectives(Generic[Given, T, Group]):
     def allgather_async(
         self, tensor: Given, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:
-        """Begins an :func:`allgather`; a handle for ``poll`` and ``synchronize``."""
+        """Start an :func:`allgather` and return a handle for ``poll`` and ``synchronize``."""
         return begin_allgather(self._adapter, [tensor], name, process_set, grouped=False)
 
     def allgather(self, tensor: Given, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
-        """The ranks' arrays joined along their first dimension, in which alone they may differ. Blocks until done.
+        """Join the ranks' arrays along their first dimension, the only one that may differ. Blocks until done.
 
         Raises:
             HorovodInternalError: a peer is gone.
@@ -205,26 +205,26 @@ class Collectives(Generic[Given, T, Group]):
     def grouped_allgather_async(
         self, tensors: Sequence[Given], name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:
-        """Begins a :func:`grouped_allgather`; a handle for ``poll`` and ``synchronize``."""
+        """Start a :func:`grouped_allgather` and return a handle for ``poll`` and ``synchronize``."""
         return begin_allgather(self._adapter, list(tensors), name, process_set, grouped=True)
 
     def grouped_allgather(
         self, tensors: Sequence[Given], name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Group:
-        """:func:`allgather` of several arrays in one operation."""
+        """Run :func:`allgather` on several arrays in one operation."""
         result: Group = synchronize(self.grouped_allgather_async(tensors, name, process_set))
         return result
 
     def broadcast_async(
         self, tensor: Given, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:
-        """Begins a :func:`broadcast`; a handle for ``poll`` and ``synchronize``."""
+        """Start a :func:`broadcast` and return a handle for ``poll`` and ``synchronize``."""
         return begin_broadcast(self._adapter, tensor, None, root_rank, name, process_set)
 
     def broadcast(
         self, tensor: Given, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> T:
-        """The root's array (``root_rank`` is a global rank), on every rank, as a new array. Blocks until done.
+        """Return the root's array, on every rank, as a new array; ``root_rank`` is a global rank. Blocks until done.
 
         Raises:
             HorovodInternalError: a peer is gone.
@@ -237,14 +237,14 @@ class Collectives(Generic[Given, T, Group]):
     def broadcast_async_(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:
-        """Begins a :func:`broadcast_`; a handle for ``poll`` and ``synchronize``."""
+        """Start a :func:`broadcast_` and return a handle for ``poll`` and ``synchronize``."""
         self._adapter.check_writable([tensor], "broadcast")
         return begin_broadcast(self._adapter, tensor, tensor, root_rank, name, process_set)
 
     def broadcast_(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> T:
-        """Overwrites the tensor with the root's, and returns it. Blocks until done. Not differentiable."""
+        """Overwrite the tensor with the root's, and return it. Blocks until done. Not differentiable."""
         result: T = synchronize(self.broadcast_async_(tensor, root_rank, name, process_set))
         return result
 
@@ -255,7 +255,7 @@ class Collectives(Generic[Given, T, Group]):
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
     ) -> int:
-        """Begins an :func:`alltoall`; ``synchronize`` returns what was received and the rows from each rank."""
+        """Start an :func:`alltoall`; ``synchronize`` returns the rows received and their number from each rank."""
         return begin_alltoall(self._adapter, tensor, splits, name, process_set)
 
     def alltoall(
@@ -265,13 +265,13 @@ class Collectives(Generic[Given, T, Group]):
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
     ) -> Any:
-        """Sends rows to each rank and receives rows from each. Blocks until done.
+        """Send rows to each rank and receive rows from each. Blocks until done.
 
         Args:
-            tensor: its first rows go to the first member, and so on.
+            tensor: the first rows go to the first member, and so on.
             splits: rows to each member; the same number of rows to each by default.
-            name: pairs the calls of the ranks; calls without one are paired by their order.
-            process_set: whose members take part.
+            name: pairs the calls of the ranks; unnamed calls are paired by their order.
+            process_set: the participants.
 
         Returns:
             The rows received, joined in the order of the members; with splits also the rows from each, (size,) int32.
@@ -280,7 +280,7 @@ class Collectives(Generic[Given, T, Group]):
             HorovodInternalError: a peer is gone.
             MismatchError: the ranks' dtypes or other dimensions differ; on all of them.
             UnsupportedOperationError: a scalar.
-            ValueError: splits that do not add up to the rows there are.
+            ValueError: the splits do not add up to the number of rows.
         """
         received = synchronize(self.alltoall_async(tensor, splits, name, process_set))
         return received[0] if splits is None else received
@@ -294,7 +294,7 @@ class Collectives(Generic[Given, T, Group]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> int:
-        """Begins a :func:`reducescatter`; a handle for ``poll`` and ``synchronize``."""
+        """Start a :func:`reducescatter` and return a handle for ``poll`` and ``synchronize``."""
         resolved = resolve_op(average=None, op=op)
         factors = (prescale_factor, postscale_factor)
         return begin_reducescatter(self._adapter, [tensor], resolved, name, factors, process_set, grouped=False)
@@ -308,9 +308,9 @@ class Collectives(Generic[Given, T, Group]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> T:
-        """Combines the ranks' arrays and gives each rank some rows of the result. Blocks until done.
+        """Reduce the ranks' arrays and give each rank some rows of the result. Blocks until done.
 
-        Rows are dealt in the order of the members, evenly; where they cannot be, the first members get one more.
+        Rows are divided in the order of the members, evenly; if that is impossible, the first members get one more.
 
         Raises:
             HorovodInternalError: a peer is gone.
@@ -331,7 +331,7 @@ class Collectives(Generic[Given, T, Group]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> int:
-        """Begins a :func:`grouped_reducescatter`; a handle for ``poll`` and ``synchronize``."""
+        """Start a :func:`grouped_reducescatter` and return a handle for ``poll`` and ``synchronize``."""
         resolved = resolve_op(average=None, op=op)
         factors = (prescale_factor, postscale_factor)
         return begin_reducescatter(self._adapter, list(tensors), resolved, name, factors, process_set, grouped=True)
@@ -345,14 +345,14 @@ class Collectives(Generic[Given, T, Group]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> Group:
-        """:func:`reducescatter` of several arrays in one operation."""
+        """Run :func:`reducescatter` on several arrays in one operation."""
         handle = self.grouped_reducescatter_async(tensors, name, op, process_set, prescale_factor, postscale_factor)
         result: Group = synchronize(handle)
         return result
 
 
 def join(device: int = -1) -> int:
-    """Takes part in the others' allreduces without changing their values until all ranks have joined.
+    """Take part in the others' allreduces, without changing their values, until all ranks have joined.
 
     Averages still divide by all ranks. Blocks until all ranks have joined. Unnamed operations that other threads of
     this rank submit meanwhile are paired with those that the others submit after their own join.
@@ -374,7 +374,7 @@ def join(device: int = -1) -> int:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Blocks until every member is here. Raises HorovodInternalError when one is gone."""
+    """Block until every member has called it. Raises HorovodInternalError if one is gone."""
     members = members_of(process_set)
     operation = Operation(Kind.BARRIER, process_set=members.number)
     synchronize(begin(members, operation, finish=lambda result: None))

@@ -1,11 +1,11 @@
-"""``hvd.report(loss=0.31)``: figures of the training's own, for the page, the report and the metrics.
+"""``hvd.report(loss=0.31)``: figures of the training itself, for the page, the report and the metrics.
 
-A call puts the values into a dictionary, and that is all that a step pays for. A thread takes the newest of each name
-about once a second, makes numbers of them, and appends a line to the file that the agent reads (see
-:mod:`elastic_driver.launch.agent.figures`): nothing waits for an agent or a driver, whatever has become of them.
+A call only puts the values into a dictionary: a step pays for nothing else. About once a second a thread takes the
+newest value of each name, converts it to a number, and appends a line to the file that the agent reads
+(:mod:`elastic_driver.launch.agent.figures`): nothing waits for an agent or a driver, whatever their state.
 
-A tensor on a GPU is not waited for. Its value is copied into memory that the thread reads without a call to CUDA, since
-such a call could break a graph that the training captures; it is there when the GPU has come so far.
+Nothing waits for a tensor on a GPU. Its value is copied to memory that the thread reads without a call to CUDA, since
+such a call could break a graph that the training captures; it arrives once the GPU gets there.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from elastic_driver.system.threads import name_this_thread
 
 _log = logging.getLogger(__name__)
 _EACH_S = 1.0
-# The end of a process waits for its thread no longer: a value of another library's may never be there.
+# How long the end of a process waits for its thread: another library's value may never arrive.
 _END_S = 1.0
 _MOST_WARNINGS = 8
-# A NaN that no calculation makes, in a float64: the value is not there yet.
+# A float64 NaN that no calculation produces: the value has not arrived yet.
 _AWAITED = 0x7FF5A5A5A5A5A5A5
-# What gives the number once it is there; None before that.
+# Returns the number once it has arrived; None before that.
 _Later: TypeAlias = Callable[[], float | None]
 
 
 def report(**figures: Any) -> None:
-    """Reports figures of the training: ``hvd.report(loss=loss, accuracy=0.93)``.
+    """Report figures of the training: ``hvd.report(loss=loss, accuracy=0.93)``.
 
     They become curves on the job's page and in ``elasticrun report``, and ``elastic_driver_reported`` in its metrics.
-    Of each name the newest value counts, about once a second; of several ranks the lowest that reports it. A value is a
-    number, a numpy scalar or a tensor with one element, which may be on a GPU and require grad: nothing waits for it.
-    Of a name's tensors on a GPU it is the first in about each second that counts. NaN and infinite values are shown as
-    missing. Names beyond 64 are dropped, and so is a DTensor that is not reduced yet, with a warning. To be called as
-    often as you like, from any thread, before ``init()`` too; outside a job it does nothing.
+    The newest value of each name is used, about once a second; among several ranks, that of the lowest that reports it.
+    A value is a number, a numpy scalar or a tensor with one element, which may be on a GPU and require grad: nothing
+    waits for it. Of a name's tensors on a GPU the first in about each second is used. NaN and infinite values are shown
+    as missing. Names beyond 64 are dropped with a warning, and so is a DTensor that is not reduced yet. Call it as
+    often as you like, from any thread, also before ``init()``; outside a job it does nothing.
 
     Raises:
-        TypeError: a value is no number.
-        ValueError: a name cannot be one, or a tensor has several elements.
+        TypeError: a value is not a number.
+        ValueError: a name is invalid, or a tensor has several elements.
     """
     reporter = _reporter
     values = reporter.values
@@ -64,11 +64,11 @@ def report(**figures: Any) -> None:
 
 
 class _Reporter:
-    """What this process has reported, and the thread that passes it on.
+    """The figures that this process has reported, and the thread that writes them to the agent's file.
 
     Attributes:
-        values: by name, the newest: a float, or what gives it.
-        has_begun: whether the thread runs, or there is nobody to be told.
+        values: the newest by name: a float, or a function that returns it.
+        has_begun: whether the thread runs, or there is no file.
     """
 
     def __init__(self) -> None:
@@ -78,13 +78,15 @@ class _Reporter:
         self._thread: threading.Thread | None = None
         self._is_ending, self._has_ended = threading.Event(), threading.Event()
         self._passed: dict[str, float | _Later | None] = {}
-        self._copied: set[str] = set()  # names of which the thread has not taken the last copy
+        self._copied: set[str] = set()  # names whose last copy the thread has not taken yet
         self._cells: dict[str, _Cell] = {}
         self._file = -1
         self._warned: set[str] = set()
 
     def admits(self, name: str) -> bool:
-        """Whether a new name is not one too many: that comes late, and ends nothing. Raises ValueError for none."""
+        """Return whether there is room for a new name; without room only a warning follows. Raises ValueError if it is
+        invalid.
+        """
         if fault := fault_of(name):
             raise ValueError(f"cannot report a figure: {fault}")
         if len(self.values) < MOST_NAMES:
@@ -93,7 +95,7 @@ class _Reporter:
         return False
 
     def take(self, name: str, value: Any) -> None:
-        """A value that is no plain float. Raises TypeError or ValueError for one that is no figure."""
+        """Store a value that is not a plain float. Raises TypeError or ValueError if it is not a figure."""
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
             self._take_tensor(name, torch, value)
@@ -105,7 +107,7 @@ class _Reporter:
             raise ValueError(f"cannot report {name!r}: a tensor with {value.numel()} elements is no figure")
         if value.is_complex() or value.is_meta:
             raise TypeError(f"cannot report {name!r}: a tensor of {value.dtype} on {value.device} is no number")
-        if not value.is_cpu and name in self._copied:  # one copy a second: each costs some microseconds
+        if not value.is_cpu and name in self._copied:  # one copy a second: each costs a few microseconds
             return
         try:
             whole = _whole(value.detach())
@@ -121,12 +123,12 @@ class _Reporter:
             self.values[name] = later
 
     def _copy(self, name: str, torch: Any, value: Any) -> _Later | None:
-        """Has the device copy it. None where it cannot now."""
+        """Start a copy on the device. None if that is impossible now."""
         if value.device.type != "cuda":
             copy = value.clone()
             return lambda: float(copy.item())
         if torch.cuda.is_current_stream_capturing():
-            return None  # the value of a graph is only there when that is replayed
+            return None  # a captured graph has values only when it is replayed
         cell = self._cells.get(name)
         if cell is None:
             cell = self._cells[name] = _Cell(torch)
@@ -135,7 +137,7 @@ class _Reporter:
     # --- passing on ------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Starts the thread, where there is anybody to be told."""
+        """Start the thread, if there is a file to write to."""
         with self._beginning:
             if self.has_begun:
                 return
@@ -143,15 +145,15 @@ class _Reporter:
             self._file = _opened()
             if self._file < 0:
                 return
-            # Woken by its clock. A daemon, as a process ends when its training does; what is new then is passed on by
-            # an exit handler.
+            # Woken by its clock. A daemon, as a process ends when its training does; an exit handler has the last
+            # values written.
             self._thread = threading.Thread(target=self._run, name="elastic-figures", daemon=True)
-            with contextlib.suppress(RuntimeError):  # no thread is to be had: nothing is told
+            with contextlib.suppress(RuntimeError):  # no thread is available: nothing is reported
                 self._thread.start()
             atexit.register(self.end)
 
     def end(self) -> None:
-        """The process ends: has the thread pass on what is there."""
+        """Make the thread write the last values before the process ends."""
         if self._thread is not None and self._thread.is_alive():
             self._is_ending.set()
             self._has_ended.wait(_END_S)
@@ -164,7 +166,7 @@ class _Reporter:
         self._has_ended.set()
 
     def pass_on(self) -> None:
-        """Writes what is new, and there."""
+        """Write values that are new and have arrived."""
         self._copied.clear()
         news: dict[str, float | None] = {}
         for name, value in self.values.copy().items():
@@ -188,15 +190,15 @@ class _Reporter:
             return None
 
     def _warn(self, name: str, why: str) -> None:
-        """Says once why a figure is dropped."""
+        """Log once why a figure is dropped."""
         if why not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(why)
             _log.warning("cannot report %r: %s", name, why)
 
     def after_fork(self) -> None:
-        """In a child process: its parent's figures are not its own, and it has no thread of its own yet."""
+        """In a forked child: forget the parent's figures and thread."""
         file = self._file
-        # Memory of CUDA's: to free it is a call to CUDA, which ends a child. Not even at the child's end.
+        # CUDA's memory: freeing it is a call to CUDA, which would end a child. Not even at the child's end.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object([self.values, self._passed, self._cells]))
         self.__init__()  # type: ignore[misc]
         if file >= 0:
@@ -214,7 +216,7 @@ class _Cell:
         self._bits.value = 0
 
     def fill(self, value: Any) -> _Later | None:
-        """Has the GPU write it. None while it has not yet written the one before."""
+        """Start the GPU's write. None if it has not finished the previous one."""
         if self._bits.value == _AWAITED:
             return None
         self._bits.value = _AWAITED
@@ -227,7 +229,7 @@ class _Cell:
 
 
 def _whole(value: Any) -> Any:
-    """A tensor that is no DTensor. Raises ValueError for one that only a collective could make one."""
+    """Return a tensor that is not a DTensor. Raises ValueError if that would take a collective."""
     placements = getattr(value, "placements", None)
     if placements is None:
         return value
@@ -239,17 +241,17 @@ def _whole(value: Any) -> Any:
 
 
 def _number(name: str, value: Any) -> float | _Later:
-    """Of what is no tensor of PyTorch's."""
+    """Convert a value that is not PyTorch's tensor."""
     shape = getattr(value, "shape", None)
     if shape is not None and hasattr(value, "dtype"):
         try:
             size = math.prod(shape)
-        except TypeError:  # one that nobody knows
+        except TypeError:  # an unknown dimension
             size = -1
         if size != 1:
             raise ValueError(f"cannot report {name!r}: an array of shape {shape} is no figure")
         if hasattr(value, "device") and not isinstance(value.device, str | None):
-            # JAX: it may be on a GPU, and does not change.
+            # JAX: it may be on a GPU, and is immutable.
             is_ready = getattr(value, "is_ready", None)
             return lambda: _float(value) if is_ready is None or is_ready() else None
         if type(value).__module__.startswith("tensorflow"):
@@ -265,14 +267,14 @@ def _number(name: str, value: Any) -> float | _Later:
 def _float(value: Any) -> float:
     try:
         return float(value)
-    except OverflowError:  # an integer that no float can hold
+    except OverflowError:  # an integer beyond the range of float
         return math.inf
 
 
 def _opened() -> int:
-    """The file that the agent reads; -1 for none."""
-    # A process that another has started may have the variables and not the descriptor, or live longer than the agent:
-    # something else may be there.
+    """Open the agent's file; return -1 if there is none."""
+    # A subprocess may inherit the variables but not the descriptor, or outlive the agent: both may lead to something
+    # else.
     number, path = os.environ.get(ENV_REPORT_FD, ""), os.environ.get(ENV_REPORT, "")
     with contextlib.suppress(OSError, ValueError):
         if _is_ours(f"/proc/self/fd/{int(number)}"):

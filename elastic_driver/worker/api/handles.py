@@ -1,7 +1,7 @@
-"""Operations under way, by the numbers that the API gives for them.
+"""Operations in flight, by the handles (numbers) that the API returns.
 
-A number keeps what ``synchronize`` needs until that was called, or the operation's round is over: a loop that was left
-by an exception never comes back for what it had begun. The memory of an operation is the engine's to keep.
+A handle keeps what ``synchronize`` needs until that is called, or the operation's round is over: a loop ended by an
+exception never synchronizes what it started. The engine keeps an operation's memory alive.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class _Pending:
     handle: Handle
     finish: Callable[[Result], Any]
     context: Context
-    outcome: list[Any] = field(default_factory=list)  # what finish() returned, once it has
-    lock: threading.Lock = field(default_factory=threading.Lock)  # held while it runs
+    outcome: list[Any] = field(default_factory=list)  # result of finish(), once called
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held while finish() runs
 
     def deliver(self) -> Any:
-        """What ``synchronize`` returns; results are written to where they were asked for, once. Blocks until done."""
+        """Return the result for ``synchronize``, written to its caller's memory once. Blocks until done."""
         result = self.handle.result()
         with self.lock:
             if not self.outcome:
@@ -36,24 +36,24 @@ class _Pending:
             return self.outcome[0]
 
 
-_lock = threading.Lock()  # guards what follows
+_lock = threading.Lock()  # guards the two below
 _pending: dict[int, _Pending] = {}
-_lost: set[int] = set()  # begun in a round that is over, and never synchronized
+_lost: set[int] = set()  # started in a round that is over, and never synchronized
 _numbers = itertools.count()
 
 
 class _Keeper:
-    """Told by the runtime of each new round."""
+    """Notified by the runtime of each new round."""
 
     def on_round_changed(self) -> None:
-        """Forgets the operations of other rounds: they are over, whoever comes for them."""
+        """Forget the operations of other rounds: they are over, even if never synchronized."""
         context = current()
         with _lock:
             lost = {number: pending for number, pending in _pending.items() if pending.context is not context}
             for number in lost:
                 del _pending[number]
             _lost.update(lost)
-        lost.clear()  # outside the lock: what goes with them may be anything
+        lost.clear()  # outside the lock: freeing them may run any code
 
 
 _keeper = _Keeper()
@@ -88,25 +88,25 @@ def begin(
     finish: Callable[[Result], Any],
     submit: Callable[[Operation], Handle] | None = None,
 ) -> int:
-    """Submits an operation.
+    """Submit an operation.
 
     Args:
-        members: who takes part.
-        operation: what is to be done.
-        finish: makes of the engine's result what ``synchronize`` returns.
-        submit: hands it to the engine; by default the engine's own ``submit``.
+        members: the participants.
+        operation: the operation.
+        finish: converts the engine's result to what ``synchronize`` returns.
+        submit: submits it to the engine; by default the engine's own ``submit``.
 
     Returns:
-        A number for ``poll`` and ``synchronize``.
+        A handle for ``poll`` and ``synchronize``.
 
     Raises:
         HorovodInternalError: the round is broken or over.
-        DuplicateNameError: an operation of this name is under way.
-        ValueError: the operation itself cannot be.
+        DuplicateNameError: an operation of this name is in flight.
+        ValueError: the operation is invalid.
     """
     members.context.check()
     handle = (submit or members.context.engine.submit)(operation)
-    current_round().listen(_keeper)  # in a forked child nobody listens yet
+    current_round().listen(_keeper)  # a forked child has no listeners yet
     with _lock:
         number = next(_numbers)
         _pending[number] = _Pending(handle, finish, members.context)
@@ -114,7 +114,7 @@ def begin(
 
 
 def poll(handle: int) -> bool:
-    """Whether ``synchronize(handle)`` would return, or raise, at once.
+    """Return whether ``synchronize(handle)`` would return, or raise, at once.
 
     Raises:
         ValueError: there is no such handle: it was synchronized already.
@@ -131,15 +131,15 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Blocks until an asynchronous operation is done.
+    """Block until an asynchronous operation is done.
 
     Returns:
-        Its result; None when there is no such handle (it was synchronized already).
+        Its result; None if there is no such handle (it was synchronized already).
 
     Raises:
         HorovodInternalError: a peer is gone.
         MismatchError: the ranks did not submit the same.
-        Exception: what a signal's handler raises meanwhile; the handle can be used again then.
+        Exception: raised by a signal handler meanwhile; the handle can be used again then.
     """
     with _lock:
         pending = _pending.get(handle)
@@ -147,13 +147,13 @@ def synchronize(handle: int) -> Any:
         _lost.discard(handle)
     if lost:
         raise HorovodInternalError(f"operation {handle} was begun in another round, which is over")
-    current_round().refuse_if_forked()  # the thread that ends it is in the parent
+    current_round().refuse_if_forked()  # the thread that completes it is in the parent
     if pending is None:
         return None
     try:
         result = pending.deliver()
     except Exception:
-        if pending.handle.done():  # else a signal handler has raised, and the handle can be synchronized again
+        if pending.handle.done():  # else a signal handler raised it, and the handle can be synchronized again
             _forget(handle)
         raise
     _forget(handle)

@@ -1,7 +1,7 @@
-"""The names that the API has for every framework, each from where it is defined: all but collectives of tensors.
+"""The API's names that are the same for every framework: all but the collectives of tensors.
 
-All public names here are the API's, and nothing else is. A framework's API is these, its collectives
-(``Collectives``), and what it has of its own.
+All public names here belong to the API, and nothing else does. A framework's API is these, its collectives
+(``Collectives``), and its own additions.
 """
 
 from elastic_driver.errors import DuplicateNameError as DuplicateNameError

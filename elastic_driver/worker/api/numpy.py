@@ -1,7 +1,7 @@
-"""The API for numpy arrays, name by name: what ``import elastic_driver as hvd`` gives.
+"""The API for numpy arrays, as provided by ``import elastic_driver as hvd``.
 
-Names, arguments and meanings are those of ``horovod.torch``, with arrays in the place of tensors. All public names here
-are the API's, and nothing else is: elastic_driver/__init__.py passes on whatever it finds.
+Names, arguments and meanings are those of ``horovod.torch``, with arrays instead of tensors. All public names here
+belong to the API, and nothing else does: elastic_driver/__init__.py re-exports all of them.
 """
 
 import numpy.typing as _npt

@@ -1,8 +1,8 @@
-"""Any Python object to all members, or from all members, as bytes over the collectives.
+"""Broadcast and allgather of any Python object, as bytes over the collectives.
 
-Objects are pickled with cloudpickle. Whoever can say what is unpickled here runs his code as this user, so nothing is
-that does not bear the seal of the ranks' key, for this round, this call and this sender (seal.py); and nothing that
-comes over HTTP ever is.
+Objects are pickled with cloudpickle. Whoever controls unpickled bytes can run code as this user, so only bytes with the
+seal of the ranks' key, for this round, this call and this sender, are unpickled (seal.py); and never bytes received
+over HTTP.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HEAD_BYTES = _RANK.size + SEAL_BYTES
 
 
 def check_root(members: Members, root_rank: int) -> None:
-    """Raises ValueError when there is no such rank among them."""
+    """Raise ValueError if this rank is not a member."""
     if root_rank in members.ranks:
         return
     if members.number:
@@ -35,17 +35,17 @@ def check_root(members: Members, root_rank: int) -> None:
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The root's object, on every rank. Blocks until done.
+    """Return the root's object, on every rank. Blocks until done.
 
     Args:
-        obj: anything that cloudpickle takes; used on the root only.
-        root_rank: whose object it is (a global rank).
-        name: of the operation; calls from several threads at once need different ones.
-        process_set: whose members take part.
+        obj: anything that cloudpickle can pickle; used on the root only.
+        root_rank: the root (a global rank).
+        name: of the operation; concurrent calls from several threads need different ones.
+        process_set: the participants.
 
     Raises:
-        HorovodInternalError: a peer is gone, or what came is not sealed with the job's key.
-        MismatchError: the ranks do not name one root.
+        HorovodInternalError: a peer is gone, or the bytes received are not sealed with the job's key.
+        MismatchError: the ranks name different roots.
         ValueError: there is no such rank.
     """
     members = members_of(process_set)
@@ -55,7 +55,7 @@ def broadcast_object(
 
 
 def broadcast_among(members: Members, obj: Any, root_rank: int, name: str | None) -> Any:
-    """See broadcast_object."""
+    """Broadcast an object among several members."""
     context = members.context
     label = f"broadcast_object.{name or 'object'}"
     seal = context.seal
@@ -81,15 +81,15 @@ def broadcast_among(members: Members, obj: Any, root_rank: int, name: str | None
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Every rank's object, in rank order. Blocks until done.
+    """Return every rank's object, in rank order. Blocks until done.
 
     Args:
-        obj: anything that cloudpickle takes.
-        name: of the operation; calls from several threads at once need different ones.
-        process_set: whose members take part.
+        obj: anything that cloudpickle can pickle.
+        name: of the operation; concurrent calls from several threads need different ones.
+        process_set: the participants.
 
     Raises:
-        HorovodInternalError: a peer is gone, or what came is not sealed with the job's key.
+        HorovodInternalError: a peer is gone, or the bytes received are not sealed with the job's key.
     """
     members = members_of(process_set)
     members.context.check()
@@ -97,7 +97,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 
 def allgather_among(members: Members, obj: Any, name: str | None) -> list[Any]:
-    """See allgather_object."""
+    """Gather the objects of several members."""
     context = members.context
     label = f"allgather_object.{name or 'object'}"
     calls = context.calls_of(members.number, label)

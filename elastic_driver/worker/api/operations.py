@@ -1,7 +1,7 @@
 """The collectives of any framework's tensors as operations of an engine, written once over an Adapter.
 
-Owns what is checked, how averages and narrow dtypes are reduced, and what is made of results. Signatures and defaults
-are collectives.py's, handles handles.py's.
+Owns the checks, how averages and narrow dtypes are reduced, and the conversion of results. collectives.py owns
+signatures and defaults, handles.py the handles.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, membe
 
 T = TypeVar("T")
 Factors = tuple[float, float]
-"""What a reduction multiplies by, before and after."""
+"""Factors of a reduction, applied before and after."""
 
 
 def check_rows(adapter: Adapter[T], tensors: Sequence[T], verb: str) -> None:
-    """Raises UnsupportedOperationError for scalars: they have no rows to gather or to deal."""
+    """Raise UnsupportedOperationError for scalars: they have no rows to gather or to divide."""
     for tensor in tensors:
         if adapter.rows(tensor) < 0:
             raise UnsupportedOperationError(f"cannot {verb} a scalar: it has no first dimension; reshape it to (1,)")
@@ -43,7 +43,7 @@ def begin_allreduce(
     *,
     grouped: bool,
 ) -> int:
-    """Begins an allreduce. ``outputs`` are tensors to write into."""
+    """Start an allreduce. ``outputs`` are tensors to write into."""
     tensors = adapter.tensors(given, "allreduce")
     members = members_of(process_set)
     deliver = _deliverer(adapter, tensors, outputs, grouped=grouped)
@@ -69,7 +69,7 @@ def begin_allreduce(
 def begin_allgather(
     adapter: Adapter[T], given: Sequence[Any], name: str | None, process_set: ProcessSet, *, grouped: bool
 ) -> int:
-    """Begins an allgather."""
+    """Start an allgather."""
     tensors = adapter.tensors(given, "allgather")
     members = members_of(process_set)
     check_rows(adapter, tensors, "allgather")
@@ -86,7 +86,7 @@ def begin_allgather(
 def begin_broadcast(
     adapter: Adapter[T], given: Any, output: T | None, root_rank: int, name: str | None, process_set: ProcessSet
 ) -> int:
-    """Begins a broadcast, into ``output`` where one is given."""
+    """Start a broadcast, into ``output`` if given."""
     tensors = adapter.tensors([given], "broadcast")
     members = members_of(process_set)
     check_root(members, root_rank)
@@ -108,7 +108,7 @@ def begin_broadcast(
 
 
 def begin_alltoall(adapter: Adapter[T], given: Any, splits: Any, name: str | None, process_set: ProcessSet) -> int:
-    """Begins an alltoall; its result is the tensor received and the rows from each member."""
+    """Start an alltoall, whose result is the tensor received and the rows from each member."""
     tensors = adapter.tensors([given], "alltoall")
     members = members_of(process_set)
     check_rows(adapter, tensors, "alltoall")
@@ -146,7 +146,7 @@ def begin_reducescatter(
     *,
     grouped: bool,
 ) -> int:
-    """Begins a reducescatter."""
+    """Start a reducescatter."""
     tensors = adapter.tensors(given, "reducescatter")
     check_scattered(op)
     members = members_of(process_set)
@@ -172,7 +172,7 @@ def begin_reducescatter(
 def _deliverer(
     adapter: Adapter[T], tensors: Sequence[T], outputs: Sequence[T] | None, *, grouped: bool
 ) -> Callable[[list[Any], list[int]], Any]:
-    """What makes of results, and of the rows from each member, what synchronize returns."""
+    """Return the function that converts results, and the rows from each member, to what synchronize returns."""
 
     def deliver(results: list[Any], _: list[int]) -> Any:
         delivered = adapter.delivered(results, tensors, outputs)
@@ -182,7 +182,7 @@ def _deliverer(
 
 
 def _reducible(adapter: Adapter[T], tensors: Sequence[T], op: ReduceOp) -> tuple[list[Any], ReduceOp]:
-    """The tensors on the host, in the dtypes that they are reduced in, and how the engine reduces them."""
+    """Return the tensors on the host, in the dtypes that are reduced, and the engine's reduction."""
     dtypes = [adapter.dtype(tensor) for tensor in tensors]
     hosts = [adapter.reduced(tensor, carried_dtype(dtype, op)) for tensor, dtype in zip(tensors, dtypes, strict=True)]
     return hosts, engine_op(dtypes, op)
@@ -203,7 +203,7 @@ def _even_splits(rows: int, members: int) -> tuple[int, ...]:
 
 
 def _checked_splits(members: Members, splits: Any, rows: int) -> tuple[int, ...]:
-    """Rows to each member. Raises ValueError when they do not add up to the rows there are."""
+    """Return the rows to each member. Raises ValueError if they do not add up to the number of rows."""
     if splits is None:
         return _even_splits(rows, members.size)
     counts = np.asarray(splits)
