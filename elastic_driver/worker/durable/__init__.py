@@ -1,1 +1,1 @@
-"""Commits on disc: written behind the training's back, read when all holders of the state are gone."""
+"""Commits on disk: written in the background of the training, read when no process has the state any more."""

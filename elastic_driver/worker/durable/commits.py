@@ -1,8 +1,8 @@
-"""Commits on disc: written in the background by one rank for each folder, read when nobody has a state.
+"""Commits on disk: written in the background by one rank per folder, read when no rank has a state.
 
-Owns when a commit is due, who writes it, and the writing thread. The folder is
-:mod:`elastic_driver.worker.durable.folder`'s, what is in a file :mod:`elastic_driver.worker.durable.format`'s, the
-way back from disc :mod:`elastic_driver.worker.durable.restore`'s.
+Owns when a commit is due, which rank writes it, and the writing thread. :mod:`elastic_driver.worker.durable.folder`
+owns the folder, :mod:`elastic_driver.worker.durable.format` the file, :mod:`elastic_driver.worker.durable.restore` the
+way back from disk.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from elastic_driver.worker.rounds.current import current_round
 from elastic_driver.worker.rounds.runtime import DriverClient, new_client, runtime
 from elastic_driver.worker.settings import WorkerSettings, worker_settings
 
-# A commit that is on its way for longer is reported: the disc hangs, or is too slow for the state.
+# A write that takes longer is reported: the disk hangs, or is too slow for the state.
 SLOW_S = 30.0
-# How long a process that ends waits for its last commit to reach the disc.
+# How long an ending process waits for its last commit to be on disk.
 FLUSH_S = 60.0
 
 
 def say(text: str) -> None:
-    """One line on standard error."""
+    """Print one line on standard error."""
     with contextlib.suppress(OSError, ValueError):
         print(f"elastic_driver: {text}", file=sys.stderr, flush=True)
 
 
 class DriversPermit:
-    """Asks the driver whether a commit may be on disc: it knows whether this worker is still a member of its job.
+    """Asks the driver whether a commit may be on disk: only the driver knows whether this worker is still a member.
 
-    A worker that is cut off may train, and others may have gone on without it: what it has is not the job's any more.
+    A worker that is cut off may train on while others have continued without it: its state is no longer the job's.
     """
 
     def __init__(self) -> None:
         self._client: DriverClient | None = None
 
     def __call__(self, commit: CommitId) -> None:
-        """Blocks until the driver has answered, also one that stands still.
+        """Block until the driver has answered, even if it is frozen.
 
         Raises:
-            DurableError: it says no.
+            DurableError: it refuses.
             RendezvousError: it cannot be reached, or the job is over.
         """
         if self._client is None:
@@ -67,14 +67,14 @@ class Durable:
     """The durable commits of one process.
 
     Args:
-        folder: where they are.
+        folder: the folder.
         every: commits from one to the next; None not to count.
-        interval_s: seconds from one to the next; None not to look. With both, what comes first.
-        keep: files to keep.
-        job_id: of the job that the folder must belong to; "" not to look.
+        interval_s: seconds from one to the next; None for no interval. With both, whichever comes first.
+        keep: how many files to keep.
+        job_id: the job that the folder must belong to; "" for no check.
         host: this machine's name in the job, for messages.
-        permit: asked in the writing thread before a commit gets its name; raises when it must not. None: nobody is
-            asked, and no round has a number.
+        permit: called in the writing thread before a commit gets its name; raises to prevent that. None: nobody is
+            asked, and rounds have no number.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Durable:
     ) -> None:
         self.folder = folder
         self.keep = keep
-        self.written = -1  # the last commit that is on disc by this process
+        self.written = -1  # the last commit that this process has written to disk
         self._every = every
         self._interval_s = interval_s
         self._job_id = job_id
@@ -99,7 +99,7 @@ class Durable:
         self._marks = Marks(folder, job_id)
         self._room = Room(folder)
         self._writes: bool | None = None  # whether this rank is the folder's writer; None before a round was entered
-        self._entered = False  # whether a round was, with the state that it went on from
+        self._entered = False  # whether a round was entered, with the state it resumed from
         self._owner: weakref.ref[DurableState] | None = None
         self._checked = False
         self._last_commits: int | None = None
@@ -107,14 +107,14 @@ class Durable:
         self._complaint = ""
         self._folder_id = ""
         self._where = str(folder)
-        self._offered = -1  # commits of the state, as of the last that this process might have written
+        self._offered = -1  # commits of the state at the last offer that this process may have written
         self._wake = threading.Condition()
         self._work: tuple[CommitId, durable_format.Encoded] | None = None
         self._thread: threading.Thread | None = None
 
     @classmethod
     def of(cls, settings: WorkerSettings) -> Durable | None:
-        """As the driver asked for; None when it did not."""
+        """Make it as the driver's settings ask; None if they do not."""
         if settings.durable_dir is None:
             return None
         every, interval_s = settings.durable_every, settings.durable_interval_s
@@ -134,29 +134,29 @@ class Durable:
         return self._work is not None
 
     def owns(self, state: DurableState) -> bool:
-        """Whether it is this state that goes to disc: the first one that was run or committed."""
+        """Return whether this is the state written to disk: the first one that was run or committed."""
         if self._owner is None:
             self._owner = weakref.ref(state)
         return self._owner() is state
 
     def is_writer(self, rank: int) -> bool:
-        """Whether this process writes commits: the lowest rank of those that see the same folder."""
+        """Return whether this process writes commits: the lowest rank of those that see the same folder."""
         return rank == 0 if self._writes is None else self._writes
 
     def offer(self, state: DurableState, *, rank: int) -> None:
-        """Has a commit written if it is due, this rank is its folder's writer, and the commit before is done.
+        """Start writing a commit if it is due, this rank is its folder's writer, and the previous one is done.
 
         Raises:
-            DurableError: the state has a value that a file cannot hold. At the first commit, on all ranks.
+            DurableError: the state has a value that a file cannot store. At the first commit, on all ranks.
         """
         if not self.owns(state):
             return
         if not self._checked:
-            # Not what is written: that must stay the writer's alone. But the first commit is always due.
+            # Only a check, since the writer alone may borrow the values. The first commit is always due.
             if not self.is_writer(rank):
                 durable_format.encode(state._durable_values())
             else:
-                with contextlib.suppress(OSError):  # the first write will say what is wrong with the folder
+                with contextlib.suppress(OSError):  # the first write will report what is wrong with the folder
                     self._marks.begin()
             self._checked = True
         if not self.is_writer(rank):
@@ -166,7 +166,7 @@ class Durable:
             self._hand_over(state)
 
     def report(self) -> DiscReport | None:
-        """What the driver is to know of the folder; None when this process does not write to it. From any thread."""
+        """Return the report to the driver; None if this process does not write to the folder. Thread-safe."""
         if self._offered < 0 or self._writes is False:
             return None
         trouble, work, on_its_way_s = self._complaint, self._work, time.monotonic() - self._last_at
@@ -177,7 +177,7 @@ class Durable:
     def _due(self, commits: int) -> bool:
         if self._last_commits is None:
             return True
-        # By the multiples passed since, so that a commit that was skipped makes the next one due.
+        # Compares multiples of ``every``, so that after a skipped commit the next one is due.
         if self._every is not None and commits // self._every != self._last_commits // self._every:
             return True
         return self._interval_s is not None and time.monotonic() - self._last_at >= self._interval_s
@@ -218,8 +218,8 @@ class Durable:
                     write_file(self.folder, commit, encoded, permit=permit and (lambda: permit(commit)))
                     break
                 except OSError as error:
-                    # Usually the oldest goes once the newest is there. A disc that holds no more than these would get
-                    # no other commit for ever.
+                    # Usually the oldest is removed once the newest is there. A disk that holds no more than these would
+                    # never get another commit.
                     room = self._room.make(error, commit, encoded.file_bytes, freed)
                     if not room:
                         raise
@@ -239,7 +239,7 @@ class Durable:
                 say(f"commit {commits} is not on disc in {self.folder}: {reason}; training goes on")
 
     def wait(self, timeout_s: float = FLUSH_S) -> bool:
-        """Waits until nothing is being written. Returns whether that is so."""
+        """Wait until nothing is being written. Returns whether that is so."""
         if self._thread is None or not self._thread.is_alive():
             return True
         with self._wake:
@@ -249,7 +249,7 @@ class Durable:
         return done
 
     def finish(self, state: DurableState, *, rank: int) -> None:
-        """At the end of training: puts the last commit on disc, due or not."""
+        """Write the last commit at the end of training, due or not."""
         if not self.is_writer(rank) or not self.owns(state) or not state._commits or not self.wait():
             return
         self._offered = state._commits
@@ -258,7 +258,7 @@ class Durable:
             self.wait()
 
     def enter(self, state: DurableState) -> None:
-        """At the start of a round: agrees on who writes, and goes back to a commit on disc if nobody has a state.
+        """Start a round: agree on the writers, and load a commit from disk if no rank has a state.
 
         Called on all ranks. Blocks for one gathering, and for the reading of the commit.
 
@@ -282,7 +282,7 @@ class Durable:
     def _look(self, state: DurableState, *, listing: bool) -> View:
         current = current_round()
         view = View(
-            # Of a folder that cannot be read, one rank of the host complains.
+            # If a folder cannot be read, one rank of the host reports it.
             folder=f"none on {self._host}",
             path=str(self.folder),
             host=self._host if current.context.slot.size > 1 else "",
@@ -305,7 +305,7 @@ _read = False
 
 
 def durable() -> Durable | None:
-    """The process's durable commits, as its environment has them; None without."""
+    """Return the process's durable commits, as set by its environment; None without any."""
     global _durable, _read
     if not _read:
         _durable, _read = Durable.of(worker_settings()), True

@@ -1,4 +1,4 @@
-"""The folder of durable commits: whole files under their numbers, and the marks that say whose folder it is.
+"""The folder of durable commits: whole files under their numbers, and marks that identify the folder and its job.
 
 commit-000000000042-3.state a commit, made in round 3; without a round's number where there is no driver
 .commit-*.tmp               one that is being written; its writer has it locked
@@ -28,18 +28,18 @@ _BEGUN_NAME = "begun"
 _ID_NAME = "folder.id"
 _NAME = re.compile(r"commit-(?P<commits>\d{12})(-(?P<round>[1-9]\d{0,17}))?\.state")
 _ID_BYTES = 16
-# A file that is not locked is a killed writer's, unless it was opened a moment ago. Where files cannot be locked, one
-# that has not grown for so long is.
+# An unlocked file is a killed writer's, unless it was opened a moment ago. Where files cannot be locked, one that has
+# not grown for this long is.
 _MOMENT_S, _STALE_S = 1.0, 60.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class CommitId:
-    """Which commit a file has. The greater, the further on is the training that made it.
+    """Identifies a commit. Greater ones are further on in the training.
 
     Attributes:
         commits: its number.
-        round_id: the round that it was made in; 0 where there is no driver.
+        round_id: the round in which it was made; 0 without a driver.
     """
 
     commits: int
@@ -47,37 +47,36 @@ class CommitId:
 
 
 def commit_path(folder: Path, commit: CommitId) -> Path:
-    """Where that commit is, or would be."""
+    """Return the path of a commit's file."""
     return folder / f"commit-{commit.commits:012d}{f'-{commit.round_id}' if commit.round_id else ''}.state"
 
 
 def commit_ids(folder: Path) -> list[CommitId]:
-    """The commits there, oldest first; whether they are whole is not looked at. Raises OSError."""
+    """Return the commits there, oldest first, without checking that they are whole. Raises OSError."""
     matches = [match for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
     return sorted(CommitId(int(match["commits"]), int(match["round"] or 0)) for match in matches)
 
 
 def commit_files(folder: Path) -> list[tuple[int, Path]]:
-    """Their numbers and files. Raises OSError."""
+    """Return their numbers and files. Raises OSError."""
     return [(commit.commits, commit_path(folder, commit)) for commit in commit_ids(folder)]
 
 
 def write_file(
     folder: Path, commit: CommitId, encoded: durable_format.Encoded, *, permit: Callable[[], None] | None = None
 ) -> Path:
-    """Puts a commit into the folder: whole, or not at all.
+    """Write a commit to the folder: whole, or not at all.
 
-    Each round has files of its own, so that a writer of a past round, who was stopped in the last moment before it,
-    replaces no newer commit.
+    Each round has its own files, so that a delayed writer of an earlier round replaces no newer commit.
 
     Args:
         folder: the folder.
-        commit: which it is.
+        commit: the commit's id.
         encoded: the state.
-        permit: called when all is written, before the file gets its name; raises when it must not.
+        permit: called when all is written, before the file gets its name; raises to prevent that.
 
     Raises:
-        OSError: the disc is full, or fails; nothing is left behind.
+        OSError: the disk is full, or fails; no file is left behind.
     """
     path = commit_path(folder, commit)
     descriptor, temporary = new_file(folder, path.name)
@@ -108,39 +107,39 @@ def _sync_folder(folder: Path) -> None:
 
 
 def prune(folder: Path, keep: int, newest: CommitId, job_id: str = "") -> None:
-    """Removes all but the last commits up to the newest, and what killed writers have left half done.
+    """Remove all but the last commits up to the newest, and files left half written by killed writers.
 
-    Another process may still write the commit that it began as the writer of the round before.
+    Another process may still be writing the commit that it began as the writer of the round before.
 
     Args:
         folder: the folder.
-        keep: commits to keep.
-        newest: the one that was just put there.
-        job_id: whose it is. Another job's commit of this number goes: its rounds are counted otherwise.
+        keep: how many commits to keep.
+        newest: the commit just written.
+        job_id: its job. Another job's commit of this number is removed: its rounds are not comparable.
     """
     ids = commit_ids(folder)
     older = [commit for commit in ids if commit <= newest]
-    # A torn file is no commit to go back to.
+    # A torn file is not a commit to go back to.
     kept = [commit for commit in older if is_complete(commit_path(folder, commit))][-keep:]
     remove = [commit_path(folder, commit) for commit in older if kept and commit < kept[0]]
     for commit in ids:
         if commit.commits == newest.commits and commit > newest and _job_of(commit_path(folder, commit)) != job_id:
             remove.append(commit_path(folder, commit))
     with contextlib.suppress(OSError):
-        remove += abandoned(folder, commit_path(folder, newest).stat().st_mtime)  # the disc's own clock
+        remove += abandoned(folder, commit_path(folder, newest).stat().st_mtime)  # the file system's own clock
     for path in remove:
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def abandoned(folder: Path, now: float) -> list[Path]:
-    """What killed writers have left half done."""
+    """Return files left half written by killed writers."""
     names = ("commit-*", _BEGUN_NAME, _ID_NAME)
     return [path for name in names for path in folder.glob(f".{name}.*.tmp") if _is_abandoned(path, now)]
 
 
 def _job_of(path: Path) -> str | None:
-    """The job that has made a commit; None of what cannot be read."""
+    """Return the job that made a commit; None if it cannot be read."""
     try:
         return str(durable_format.facts_of(path).get("job"))
     except (OSError, DurableError):
@@ -163,14 +162,14 @@ def _is_abandoned(path: Path, now: float) -> bool:
 
 
 def open_folder(folder: Path, former_id: str = "") -> str:
-    """Makes the folder if it is not there. Returns its id, which is the same for all who see this very folder.
+    """Create the folder if it is missing. Returns its id, which is the same for all who see this very folder.
 
     Args:
         folder: the folder.
-        former_id: the id it is to get if it has none, because it had this one before it was removed.
+        former_id: the id to give it if it has none: the one it had before it was removed.
 
     Raises:
-        OSError: it can be neither made nor read, or it is new and cannot be written to.
+        OSError: it can be neither created nor read, or it is new and not writable.
     """
     make_folder(folder)
     mark = folder / _ID_NAME
@@ -183,7 +182,7 @@ def open_folder(folder: Path, former_id: str = "") -> str:
 
 def _link(unnamed: Path, mark: Path) -> None:
     try:
-        os.link(unnamed, mark)  # of several who come at once one wins
+        os.link(unnamed, mark)  # of several at once, one wins
     except FileExistsError:
         pass
     except OSError:  # a file system without links
@@ -191,11 +190,11 @@ def _link(unnamed: Path, mark: Path) -> None:
 
 
 class Marks:
-    """Whose folder it is, as this process finds it and leaves it.
+    """The marks in a folder, as this process reads and writes them.
 
     Args:
         folder: the folder.
-        job_id: of this process's job; "" without one, and then nothing is looked at.
+        job_id: id of this process's job; "" without one: then the marks are ignored.
     """
 
     def __init__(self, folder: Path, job_id: str) -> None:
@@ -206,10 +205,11 @@ class Marks:
         self.drivers = False  # whether this is the folder that the job's driver has locked
 
     def open(self, *, anew: bool) -> str:
-        """The folder's id. Raises OSError.
+        """Return the folder's id. Raises OSError.
 
         Args:
-            anew: whether to look. Else what was found last will do: a disc that hangs must not stop who trains.
+            anew: whether to read the marks again. Else the last result is used: a hanging disk must not stop the
+                training.
         """
         if anew or not self._id:
             self._id = open_folder(self._folder, self._id)
@@ -217,23 +217,23 @@ class Marks:
         return self._id
 
     def is_begun(self) -> bool:
-        """Whether a commit of this job has been on its way into this folder."""
+        """Return whether this job has started to write a commit to this folder."""
         return bool(self._job_id) and read_mark(self._folder / _BEGUN_NAME) == self._job_id
 
     def begin(self) -> None:
-        """Marks that this job makes commits."""
+        """Mark that this job makes commits."""
         put_text(self._folder, _BEGUN_NAME, self._job_id)
         self._marked = True
 
     def check(self) -> None:
-        """Before a write: makes what was removed meanwhile anew, and refuses a folder that is another job's now.
+        """Prepare for a write: re-create whatever was removed, and refuse a folder that now belongs to another job.
 
-        A driver that was killed leaves its workers behind for a while: they must not write into its successor's. A lock
-        that is not the driver's is a driver's that once ran on this machine, and says nothing.
+        A killed driver leaves its workers behind for a while: they must not write to its successor's folder. A lock in
+        a folder that is not the driver's is from a driver that once ran on this machine, and is ignored.
 
         Raises:
             DurableError: another job has the folder.
-            OSError: it cannot be made or read.
+            OSError: it cannot be created or read.
         """
         self._id = open_folder(self._folder, self._id)
         if not self._job_id:
@@ -245,6 +245,6 @@ class Marks:
         if begun != self._job_id:
             self.begin()
         if self.drivers and not lock:
-            # The driver's lock went with the folder. Who takes the new one over writes its own id.
+            # The driver's lock was removed with the folder. Another driver that takes it over writes its own id.
             with contextlib.suppress(FileExistsError), (self._folder / LOCK_NAME).open("x") as file:
                 file.write(self._job_id)

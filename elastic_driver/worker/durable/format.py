@@ -1,7 +1,7 @@
 """The file of one durable commit: a JSON header, the raw bytes of arrays and tensors, a digest.
 
-The frame around header and data, by which a file is whole or refused, is elastic_driver.system.commit_file's. Nothing
-in a file names code, and reading one calls none but the constructors of the types listed here.
+elastic_driver.system.commit_file owns the frame around header and data, which shows whether a file is whole. A file
+cannot name code, and reading one calls only the constructors of the types listed here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NUMPY_KINDS = "biufcSUmM"
 _JSON_INT = 1 << 62
 _MAX_DEPTH = 200
 
-# Type exactly -> tag, for what is made of a list of its items.
+# Exact type -> tag, for types made from a list of their items.
 _SEQUENCES: dict[type, str] = {
     list: "list",
     tuple: "tuple",
@@ -53,10 +53,10 @@ _MAPPING_OF: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A state that is ready to be written; its arrays and tensors are still the caller's own."""
+    """A state that is ready to be written; its arrays and tensors are still the caller's."""
 
     header: bytes
-    parts: list[tuple[int, Any]]  # where in the data, and the array or tensor
+    parts: list[tuple[int, Any]]  # offset in the data, and the array or tensor
     data_bytes: int
 
     @property
@@ -139,7 +139,7 @@ class _Encoder:
 
     def _attributes(self, mapping: Any, where: str, depth: int) -> list[Any]:
         attributes = dict(getattr(mapping, "__dict__", ()))
-        # The versions of modules, which a state_dict carries beside its items and load_state_dict reads.
+        # Versions of modules: a state_dict carries them as an attribute, and load_state_dict reads them.
         metadata = attributes.pop("_metadata", None)
         if not attributes and metadata is None:
             return []
@@ -169,14 +169,14 @@ class _Encoder:
 
 
 def encode(values: dict[str, Any], **facts: Any) -> Encoded:
-    """Plans a file. Arrays and tensors are neither read nor copied.
+    """Plan a file. Arrays and tensors are neither read nor copied.
 
     Args:
         values: attribute -> value.
-        **facts: plain values of the header: whose commit it is.
+        **facts: plain values for the header, such as the job.
 
     Raises:
-        DurableError: a value that the format does not hold; names the attribute.
+        DurableError: a value cannot be stored; names the attribute.
     """
     encoder = _Encoder()
     tree = {name: encoder.encode(value, name) for name, value in values.items()}
@@ -192,7 +192,7 @@ def _bytes_of(value: Any) -> memoryview:
     if not value.numel():
         return memoryview(b"")
     tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    # Also one element may have a stride, which its view as bytes must not have.
+    # Even one element may have a stride, which its view as bytes must not have.
     flat = tensor.as_strided((tensor.numel(),), (1,))
     return memoryview(flat.view(_torch().uint8).numpy(force=True))
 
@@ -211,7 +211,7 @@ def _pieces(encoded: Encoded) -> Iterator[bytes | memoryview]:
 
 
 def write(encoded: Encoded, file: BinaryIO) -> None:
-    """Writes a whole file; pieces of some MB, between which other threads run."""
+    """Write a whole file, in pieces of a few MB, between which other threads run."""
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for piece in _pieces(encoded):
         digest.update(piece)
@@ -271,7 +271,7 @@ class _Decoder:
 
     def _array(self, dtype: str, shape: list[int], start: int, size: int) -> np.ndarray[Any, Any]:
         kind, data = _dtype(dtype), self._bytes(start, size)
-        if not kind.itemsize:  # of empty strings: frombuffer cannot count them
+        if not kind.itemsize:  # empty strings, which frombuffer cannot count
             return np.ndarray(shape, kind)
         return np.frombuffer(data, kind).reshape(shape).copy()
 
@@ -289,7 +289,7 @@ class _Decoder:
             return dtype
         _, shape, start, size, requires_grad, device = rest
         view = self._bytes(start, size)
-        # The data may be read-only or lie anywhere: a copy of its own, at an address that suits the dtype.
+        # The data may be read-only or unaligned: copy it to memory of the tensor's own.
         tensor = torch.empty(shape, dtype=dtype, device="cpu")
         if tensor.numel() * tensor.element_size() != size:
             raise ValueError("a tensor's bytes do not fit its shape")
@@ -299,7 +299,7 @@ class _Decoder:
 
 
 def _scalar(dtype: np.dtype[Any], data: bytes) -> Any:
-    # An array's strings end before their last zeros; a scalar's zeros are its own. Of "" tobytes() gives one zero.
+    # An array's strings end before trailing zeros; a scalar's zeros are its own. For "" tobytes() gives one zero.
     if dtype.kind in "SU":
         data = data[: dtype.itemsize]
     if dtype.kind == "S":
@@ -310,7 +310,7 @@ def _scalar(dtype: np.dtype[Any], data: bytes) -> Any:
 
 
 def _is_kept(dtype: np.dtype[Any]) -> bool:
-    """Whether its name says all of it, as with those that other packages add it does not."""
+    """Return whether the dtype's name describes it fully; those of other packages' dtypes do not."""
     try:
         return dtype.kind in _NUMPY_KINDS and np.dtype(dtype.str) == dtype
     except TypeError:
@@ -325,10 +325,10 @@ def _dtype(text: str) -> np.dtype[Any]:
 
 
 def load(path: Path) -> bytearray:
-    """The bytes of a file, which are as they were written.
+    """Return the bytes of a file after verifying its digest.
 
     Raises:
-        DurableError: the file is torn, changed, or none of ours; one line with its name.
+        DurableError: the file is torn, changed, or of another kind; one line with its name.
         OSError: it cannot be read.
     """
     with os.fdopen(open_inside(path, os.O_RDONLY), "rb") as file:
@@ -347,10 +347,10 @@ def load(path: Path) -> bytearray:
 
 
 def decode(content: bytearray, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The header's facts, and attribute -> value, of a file's bytes.
+    """Decode a file's bytes to the header's facts, and attribute -> value.
 
     Raises:
-        DurableError: they hold something else, or what is not known here; one line with the file's name.
+        DurableError: they are something else, or contain an unknown type; one line with the file's name.
     """
     try:
         end, begin = layout(content, len(content))
@@ -358,21 +358,21 @@ def decode(content: bytearray, path: Path) -> tuple[dict[str, Any], dict[str, An
         facts = json.loads(bytes(view[PREFIX.size : end]))
         decoder = _Decoder(view[begin:-DIGEST_BYTES])
         values = {name: decoder.decode(node) for name, node in facts.pop("values").items()}
-    except Exception as error:  # whatever a file's bytes can make the parsers raise
+    except Exception as error:  # a file's bytes can make the parsers raise anything
         raise DurableError(f"{path} is no whole commit: {error}") from error
     return facts, values
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``decode`` of what ``load`` gives."""
+    """Load and decode a file."""
     return decode(load(path), path)
 
 
 def facts_of(path: Path) -> dict[str, Any]:
-    """The header's facts alone, unchecked: whose commit it says it is.
+    """Return the header's facts alone, unverified.
 
     Raises:
-        DurableError: it is none of ours.
+        DurableError: it is a file of another kind.
         OSError: it cannot be read.
     """
     try:

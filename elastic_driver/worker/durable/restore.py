@@ -1,7 +1,7 @@
-"""From which commit on disc a round goes on: what its ranks see in their folders, and how one of them is chosen.
+"""Which commit on disk a round resumes from: the ranks' views of their folders, and the choice of one.
 
-Every rank may have a folder of its own (a disc of its machine) or share one with others. All see the same views and
-the same outcomes, so all go through the same steps; a commit that another rank than 0 has is sent to it.
+Every rank may have its own folder (a disk of its machine) or share one with others. All see the same views and
+outcomes, so all take the same steps; a commit of another rank than 0 is sent to rank 0.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from elastic_driver.worker.rounds.context import Context
 
 _CHUNK_BYTES = 64 << 20
-# How often the folders are listed anew because files vanished before they were read.
+# How many times the folders are listed again because files vanished before they were read.
 _LISTINGS = 3
 
 
 class DurableState(Protocol):
-    """What durable commits need of a state. Its names leave all others to the attributes of the training."""
+    """What durable commits need of a state. Underscores leave all other names to the training's attributes."""
 
     _commits: int
 
     def _durable_values(self, *, lend: bool = False) -> dict[str, Any]:
-        """The restore point, by attribute; ``lend``: later saves leave it as it is, until the next is lent."""
+        """Return the restore point, by attribute; ``lend``: later saves leave it unchanged, until the next is lent."""
 
     def _load_durable(self, values: dict[str, Any], commits: int) -> None:
-        """Makes the state, and the restore point, what ``_durable_values`` was at that commit."""
+        """Set the state and the restore point to what ``_durable_values`` was at that commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,16 @@ class View:
     """What one rank knows when a round begins.
 
     Attributes:
-        folder: the same for all ranks that see the same folder.
-        path: the folder's.
-        host: the rank's; "" where there is but one.
+        folder: identifies the folder: equal for all ranks that see the same one.
+        path: the folder's path.
+        host: the rank's host; "" if there is only one.
         state_commits: commits of its state in memory.
-        commits: those in its folder, oldest first; whether they are whole is not looked at.
-        trouble: why the folder cannot be read; "" when it can.
+        commits: commits in its folder, oldest first; not checked to be whole.
+        trouble: why the folder cannot be read; "" if it can.
         begun: whether this job has made commits, by the folder's mark.
-        drivers: whether it is the driver's folder, so that this mark can be trusted to be there.
-        was_member: whether the process is no newcomer: it was there from the first round on, or has trained since.
-        reached: the most commits the job had at the beginning of a round that it was in.
+        drivers: whether it is the driver's folder, so that a missing mark is conclusive.
+        was_member: whether the process is not new: it was in the first round, or has trained since.
+        reached: the most commits that the job had at the beginning of one of its rounds.
     """
 
     folder: str
@@ -77,13 +77,13 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """How reading a commit went.
+    """The outcome of reading a commit.
 
     Attributes:
-        size: the file's bytes.
+        size: the file's size in bytes.
         why: what is wrong with it; "" for nothing.
         local: whether that may be so on this rank only: it could not be read, rather than read as torn.
-        vanished: whether the file has.
+        vanished: whether the file has vanished.
         fatal: whether no other commit would be any better.
     """
 
@@ -95,37 +95,37 @@ class _Outcome:
 
 
 def why_not_anew(views: Sequence[View], round_id: int) -> str:
-    """Why a round in which no commit was found must not begin the training anew; "" when it may."""
+    """Return why a round that found no commit must not restart the training; "" if it may."""
     lost = "all workers that had the training's state are lost, and none of its commits is in "
     lost += ", ".join(dict.fromkeys(view.where for view in views))
     if any(view.reached for view in views):
         return lost
     if any(view.was_member for view in views):
-        return ""  # before the first commit, what a process is born with is the state
+        return ""  # before the first commit, a process's initial state is the state
     troubles = [f"{view.where}: {view.trouble}" for view in views if view.trouble]
     if troubles:
         return f"cannot tell whether there are commits: {'; '.join(dict.fromkeys(troubles))}"
     if round_id == 1 or not any(view.begun or not view.drivers for view in views):
         return ""
-    # A begun mark, or discs of machines of which those that held the commits may be gone for good.
+    # A begun mark, or disks of machines, of which those with the commits may be gone for good.
     return lost
 
 
 def find_and_load(state: DurableState, context: Context, look: Callable[[], View], say: Callable[[str], None]) -> None:
-    """Makes rank 0's state the newest whole commit that any rank has. Called on all ranks. Blocks.
+    """Load the newest whole commit of any rank into rank 0's state. Called on all ranks. Blocks.
 
     Args:
         state: this rank's state; changed on rank 0 only.
         context: the round.
-        look: gives this rank's view.
-        say: tells the user a line.
+        look: returns this rank's view.
+        say: prints a line for the user.
 
     Raises:
         DurableError: there are or must be commits, but none can be used. On all ranks alike.
         HorovodInternalError: a peer is gone.
     """
     reasons: list[str] = []
-    bad: set[tuple[str, CommitId]] = set()  # in a folder, for all who share it
+    bad: set[tuple[str, CommitId]] = set()  # in a folder, for all ranks that share it
     unread: set[tuple[int, CommitId]] = set()  # on a rank
     for _ in range(_LISTINGS):
         views: list[View] = allgather_object(look(), name="durable.views")
@@ -165,7 +165,9 @@ def find_and_load(state: DurableState, context: Context, look: Callable[[], View
 def _newest(
     views: Sequence[View], bad: set[tuple[str, CommitId]], unread: set[tuple[int, CommitId]]
 ) -> tuple[CommitId, int] | None:
-    """The most commits that a rank may have on disc, of the latest round that made them, and the lowest such rank."""
+    """Return the most commits that a rank may have on disk, of the latest round that made them, and its lowest such
+    rank.
+    """
     choices = [
         (commit, -rank)
         for rank, view in enumerate(views)
@@ -179,7 +181,7 @@ def _newest(
 
 
 def _load_from(state: DurableState, context: Context, commit: CommitId, rank: int, folder: Path) -> _Outcome:
-    """Has one rank read its commit, and rank 0 take it."""
+    """Read the commit on one rank, and load it on rank 0."""
     path = commit_path(folder, commit)
     content, outcome = bytearray(), _Outcome()
     if context.slot.rank == rank:
@@ -203,7 +205,7 @@ def _load_from(state: DurableState, context: Context, commit: CommitId, rank: in
 
 
 def _send(context: Context, content: bytearray, size: int, root: int) -> bytearray:
-    """A file's bytes from one rank to rank 0; the others pass them on, and keep none."""
+    """Send a file from one rank to rank 0; the others forward its bytes without keeping them."""
     if context.slot.rank == 0:
         content = bytearray(size)
     keeps = context.slot.rank in (0, root)

@@ -1,6 +1,6 @@
-"""Room on a full disc: which files of the folder go, so that a new commit fits.
+"""Room on a full disk: which files of the folder to remove, so that a new commit fits.
 
-Owns that choice and the removal. Who writes, and which commits stay on a disc that has room, is others'.
+Owns that choice and the removal. Others own the writing, and the choice of commits to keep on a disk with room.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from elastic_driver.worker.durable.folder import CommitId, abandoned, commit_ids
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """What of a folder may go.
+    """Files of a folder that may be removed.
 
     Attributes:
-        useless: left half done by killed writers, or damaged.
-        whole: older commits than the one to be written, the oldest first.
+        useless: left half written by killed writers, or damaged.
+        whole: commits older than the one to be written, oldest first.
     """
 
     useless: list[Path]
@@ -37,19 +37,19 @@ class Room:
         self._read: dict[Path, tuple[tuple[int, ...], bool]] = {}  # what a file was like, and whether it was whole
 
     def make(self, error: OSError, newest: CommitId, size: int, freed: int) -> int:
-        """Removes what must go for a commit that did not fit: what is useless first, then the oldest.
+        """Remove files so that a commit fits that did not: useless ones first, then the oldest.
 
-        The newest whole commit stays. Nothing goes if the commit would not fit then either. Where that cannot be known
-        (a quota; a disc that is full though it says that it is not), one file goes at a time, and two whole ones stay.
+        The newest whole commit stays. Nothing is removed if the commit would not fit even then. If that is unknown (a
+        quota; a full disk that claims not to be), one file is removed at a time, and two whole ones stay.
 
         Args:
-            error: what the write failed with.
-            newest: the commit that there is no room for; whole ones that are later are another writer's.
-            size: of its file, in bytes.
-            freed: bytes that were freed for it before.
+            error: the error of the write.
+            newest: the commit that did not fit; later whole ones are another writer's.
+            size: size of its file, in bytes.
+            freed: bytes already freed for it.
 
         Returns:
-            Bytes that were freed; 0 if the write need not be tried again.
+            Bytes freed; 0 if retrying the write is useless.
         """
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return 0
@@ -73,10 +73,10 @@ class Room:
         for commit in reversed(ids):
             path = commit_path(self._folder, commit)
             try:
-                # The one that must stay is read anew: its bytes may have changed on the disc.
+                # The one that must stay is read again: its bytes may have changed on the disk.
                 is_whole = self._is_whole(path, anew=not whole)
             except OSError:
-                continue  # nobody knows
+                continue  # unknown
             if not is_whole:
                 useless.append(path)
             elif commit < newest:
@@ -98,13 +98,13 @@ class Room:
 
 
 def _free_bytes(folder: Path) -> int | None:
-    """For this user; None where the file system does not say."""
+    """Return the free bytes for this user; None if the file system does not say."""
     facts = os.statvfs(folder)
     return facts.f_bavail * facts.f_frsize if facts.f_blocks else None
 
 
 def _size_of(path: Path) -> int:
-    """What its removal frees, at most: a file that was compressed takes less than its bytes, as will the next one."""
+    """Return the most that its removal frees: a compressed file takes less than its bytes, as will the next one."""
     try:
         facts = path.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Collectives of bytes: to all members, or from all of them, for what the library itself has to say between ranks."""
+"""Collectives of bytes, to or from all members, for the library's own messages between ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREFIX = "elastic_driver."  # of the names of the library's own operations
 
 
 def array_spec(array: npt.NDArray[np.generic], output: npt.NDArray[np.generic] | None = None) -> TensorSpec:
-    """A C-contiguous array of a wire dtype as an operation names it."""
+    """Describe a C-contiguous array of a wire dtype for an operation."""
     address = array.__array_interface__["data"][0] if array.nbytes else 0
     target = 0
     if output is not None and output.nbytes:
@@ -23,12 +23,12 @@ def array_spec(array: npt.NDArray[np.generic], output: npt.NDArray[np.generic] |
 
 
 def as_data(text: str) -> Bytes:
-    """A text as bytes to send."""
+    """Encode a text as bytes to send."""
     return np.frombuffer(text.encode(), np.uint8).copy()
 
 
 def gather(engine: Engine, data: Bytes, name: str, process_set: int = GLOBAL_SET) -> list[Bytes]:
-    """Each member's bytes. Blocks until done; one operation. Raises HorovodInternalError."""
+    """Return each member's bytes. Blocks until done; one operation. Raises HorovodInternalError."""
     length = np.array([data.nbytes], np.int64)
     specs = (array_spec(length), array_spec(data))
     operation = Operation(Kind.ALLGATHER, specs, PREFIX + name, process_set=process_set, keep=(length, data), own=True)
@@ -45,7 +45,9 @@ def _split(joined: Bytes, lengths: npt.NDArray[np.int64]) -> Iterator[Bytes]:
 
 
 def broadcast(engine: Engine, data: Bytes, root: int, name: str, process_set: int = GLOBAL_SET) -> None:
-    """Overwrites bytes with those of a global rank, as many on all. Blocks until done. Raises HorovodInternalError."""
+    """Overwrite bytes with those of a global rank, of the same size on all. Blocks until done. Raises
+    HorovodInternalError.
+    """
     if data.nbytes:
         spec = array_spec(data, data)
         operation = Operation(

@@ -1,6 +1,6 @@
-"""Which engine carries a round's collectives: what can be loaded here, and how long it may take.
+"""The choice of a round's engine: the backends that can be loaded here, and the time limits.
 
-Owns no state. Heavy modules are imported only when they were chosen.
+Owns no state. Heavy modules are imported only once chosen.
 """
 
 from __future__ import annotations
@@ -26,30 +26,32 @@ _log = logging.getLogger("elastic_driver.worker")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long things may take, in seconds."""
+    """Time limits, in seconds."""
 
     build_s: float = DEFAULTS.build_timeout_s
     collective_s: float = DEFAULTS.collective_timeout_s
 
     @classmethod
     def of(cls, settings: WorkerSettings) -> Limits:
-        """As the environment has them."""
+        """Return the limits in a worker's settings."""
         return cls(settings.build_timeout_s, settings.collective_timeout_s)
 
 
 class ConnectableEngine(Engine, Protocol):
-    """An engine before it has its peers."""
+    """An engine that is not connected to its peers yet."""
 
     def connect(self, exchange: Meeting, *, timeout_s: float) -> None:
-        """Connects to the peers. Blocks until all are there or the time is up. Raises HorovodInternalError."""
+        """Connect to the peers. Blocks until all are connected or the time limit has passed. Raises
+        HorovodInternalError.
+        """
 
 
 def make_engine(assignment: RoundAssignment, address: str, limits: Limits, seal: Seal) -> ConnectableEngine:
-    """The engine for a round, not yet connected.
+    """Make the engine for a round, not yet connected.
 
     Raises:
         HorovodInternalError: the backend that the driver chose cannot be loaded here.
-        SettingsError: the environment lacks what ranks prove themselves with, or holds what cannot be used.
+        SettingsError: the environment lacks the ranks' key, or has an unusable value.
     """
     slot = assignment.slot
     if slot.size > 1 and not seal.key:
@@ -85,7 +87,7 @@ def _torch_collectives(address: str) -> Make:
 
 
 def usable_backends() -> tuple[Backend, ...]:
-    """What this process can use, best first."""
+    """Return the backends that this process can use, best first."""
     backends = []
     try:
         from elastic_driver.worker.engine import native_loader

@@ -1,7 +1,7 @@
-"""What a backend offers: three collectives on flat buffers of one group, and their end by force.
+"""The interface of a backend: three collectives on flat buffers of one group, and their abort.
 
-Owns the words (operations, dtypes, groups), the protocol that backends fulfil, and the backend of a job of one
-process. Knows nothing of rounds, threads or the driver.
+Owns the types (operations, dtypes, groups), the protocol of backends, and the backend of a job of one process. Knows
+nothing of rounds, threads or the driver.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 CONTEXT_SCOPE = "contexts"  # where members exchange their addresses
 
-# Element types that every backend carries. Others are converted, or refused, by the layer above.
+# Element types that every backend carries. The layer above converts or rejects others.
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -47,9 +47,9 @@ class Group:
     """Some members of the round, in an order that all of them agree on.
 
     Attributes:
-        name: of its keys, where its members meet; the same on all of them.
+        name: of the keys by which its members meet; the same on all of them.
         members: global ranks.
-        index: this process's place among them.
+        index: this process's index among them.
     """
 
     name: str
@@ -67,71 +67,71 @@ class Meeting(Exchange, Protocol):
     """How members find each other before they are connected. Both calls block."""
 
     def share(self, scope: str, value: bytes | None) -> bytes:
-        """Gives one member's value to all others; None for those who wait for it."""
+        """Give one member's value to all others; None for those who wait for it."""
 
 
 class Collectives(Protocol):
-    """One group's collectives of one process.
+    """One process's collectives of one group.
 
-    One thread calls the collectives, one at a time, in the same order on all members. ``abort`` may come from any
-    other thread at any time and ends the call that blocks. Every failure is a ``HorovodInternalError``.
-    Reductions are SUM, MIN, MAX or PRODUCT: averaging is the caller's.
+    One thread calls the collectives, one at a time, in the same order on all members. ``abort`` may be called from any
+    other thread at any time and ends the blocked call. Every failure is a ``HorovodInternalError``. Reductions are SUM,
+    MIN, MAX or PRODUCT: the caller divides for averages.
     """
 
     def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
-        """Connects to the peers. Blocks until all are there or the time is up."""
+        """Connect to the peers. Blocks until all are connected or the time limit has passed."""
 
     def allreduce(self, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
-        """Combines ``data``, in place, over the group; elements are of the named dtype."""
+        """Reduce ``data`` in place, over the group; its elements have the named dtype."""
 
     def broadcast(self, data: Bytes, root: int, *, timeout_s: float) -> None:
-        """Overwrites ``data`` with that of the member with this index in the group."""
+        """Overwrite ``data`` with that of the member with this index in the group."""
 
     def allgather(self, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
-        """Fills ``output`` with the members' data, end to end; counts are their bytes."""
+        """Fill ``output`` with the members' data, end to end; counts are their sizes in bytes."""
 
     def abort(self, reason: str) -> None:
-        """Makes this and every later call fail. Never blocks long."""
+        """Make this and every later call fail. Never blocks long."""
 
     def close(self) -> None:
-        """Frees sockets and threads. Called once, by the thread that calls the collectives."""
+        """Free sockets and threads. Called once, by the thread that calls the collectives."""
 
     def abandon(self) -> None:
-        """In a forked child: sees to it that nothing of the parent's is touched when this object goes."""
+        """In a forked child: leave the parent's resources untouched, even when this object is deleted."""
 
 
 class SoloCollectives:
-    """The collectives of a job of one process: the answer is the question."""
+    """The collectives of a job of one process: the result is the input."""
 
     def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
-        """Nobody to connect to."""
+        """Do nothing: there are no peers."""
 
     def allreduce(self, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
-        """Leaves data as it is."""
+        """Leave the data unchanged."""
 
     def broadcast(self, data: Bytes, root: int, *, timeout_s: float) -> None:
-        """Leaves data as it is."""
+        """Leave the data unchanged."""
 
     def allgather(self, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
-        """Copies data."""
+        """Copy the data."""
         output[:] = data
 
     def abort(self, reason: str) -> None:
-        """Nothing blocks."""
+        """Do nothing: nothing blocks."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
     def abandon(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
 
 def resolve_op(*, average: bool | None, op: ReduceOp | None) -> ReduceOp:
-    """The reduction that a caller of Horovod's API asked for; the default is Average.
+    """Return the reduction that a caller of Horovod's API selected; the default is Average.
 
     Raises:
-        ValueError: both ways of saying it were used.
-        TypeError: op is not one of this module's.
+        ValueError: both average and op were given.
+        TypeError: op is not a ReduceOp.
     """
     if average is not None:
         if op is not None:
@@ -145,12 +145,12 @@ def resolve_op(*, average: bool | None, op: ReduceOp | None) -> ReduceOp:
 
 
 def as_bytes(array: npt.NDArray[Any]) -> Bytes:
-    """The memory of a C-contiguous array, as bytes, without a copy."""
+    """Return the memory of a C-contiguous array, as bytes, without a copy."""
     return array.reshape(-1).view(np.uint8)
 
 
 def divide_inplace(array: npt.NDArray[Any], divisor: int) -> None:
-    """Divides by a number of ranks. Integers are divided exactly (int64 beyond 2**53 too) and rounded toward zero."""
+    """Divide by a number of ranks. Integers are divided exactly (int64 beyond 2**53 too) and rounded toward zero."""
     if divisor == 1:
         return
     if array.dtype.kind == "f":

@@ -31,17 +31,17 @@ _RUNNER_END_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What the environment says about the engine.
+    """The engine's settings.
 
     Attributes:
         fusion_bytes: most bytes of small tensors that run together; 0 keeps all apart.
-        stall_warn_s: after how long it is said that some ranks wait for others; 0 never.
-        stall_fail_s: after how long the round fails then; 0 never.
+        stall_warn_s: when to report that some ranks wait for others; 0 never.
+        stall_fail_s: when such a stall fails the round; 0 never.
         shared_memory: whether ranks of one machine share memory.
-        direct_reads: whether large tensors are read where they lie, in the peers' private memory.
+        direct_reads: whether large tensors are read in place, in the peers' private memory.
         machine: ranks with different ones share no memory, as if they were on different machines.
-        ports: the lowest and the highest port at which to listen; 0 and 0 for any.
-        host_timeout_s: for how long nothing may be heard of a peer's machine while it is waited for; 0 for ever.
+        ports: the lowest and the highest port to listen on; 0 and 0 for any.
+        host_timeout_s: how long a peer's machine may be silent while it is waited for; 0 for ever.
     """
 
     fusion_bytes: int = DEFAULTS.fusion_bytes
@@ -55,7 +55,7 @@ class EngineSettings:
 
     @classmethod
     def of(cls, settings: WorkerSettings) -> EngineSettings:
-        """As the environment has them."""
+        """Return the engine's part of a worker's settings."""
         is_checked = not settings.stall_check_disable
         return cls(
             fusion_bytes=settings.fusion_bytes,
@@ -71,14 +71,14 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An operation on a device's memory that all members are to run now.
+    """An operation on a device's memory that all members have to run now.
 
     Attributes:
-        keep: of the operation; None when this process has not submitted it, because it has joined.
-        native: what ``conclude`` takes.
-        kind, reduce_op, root, prescale, postscale, process_set: see Operation.
+        keep: of the operation; None if this process has not submitted it, because it has joined.
+        native: argument for ``conclude``.
+        kind, reduce_op, root, prescale, postscale, process_set: as in Operation.
         tensors: their dtypes and shapes.
-        sizes: of all members and tensors, for those kinds whose sizes may differ: rows, or splits.
+        sizes: of all members and tensors, for kinds whose sizes may differ: rows, or splits.
     """
 
     keep: Any
@@ -94,25 +94,25 @@ class Turn:
 
 
 class NativeHandle:
-    """See Handle."""
+    """A Handle of the native engine."""
 
     def __init__(self, native: Any, engine: NativeEngine, deed: str) -> None:
         self._native = native
         self._engine = engine
-        self._deed = deed  # "finish allreduce 'x'": for what it fails with
+        self._deed = deed  # "finish allreduce 'x'": for error messages
         self._result: Result | None = None
 
     def done(self) -> bool:
-        """See Handle."""
+        """Return whether the operation is done."""
         return bool(self._native.done())
 
     def result(self) -> Result:
-        """See Handle."""
+        """Block until the operation is done, and return its result."""
         result = self._result
         if result is None:
             with self._engine.failures(self._deed):
                 self._native.wait()
-            # Several threads may be here at once: each makes a result of its own, over the same memory.
+            # Several threads may be here at once: each makes its own result, over the same memory.
             result = Result(last_joined=self._native.last_joined)
             for memory, rows, received in self._native.outputs():
                 result.arrays.append(memory)
@@ -123,7 +123,7 @@ class NativeHandle:
 
 
 class _Leaving:
-    """See Handle. The second step begins when somebody looks whether the first is done."""
+    """The Handle of leaving. Its second step starts when a caller finds the first one done."""
 
     def __init__(self, native: Any, engine: NativeEngine) -> None:
         self._native, self._engine = native, engine
@@ -136,7 +136,7 @@ class _Leaving:
         return self._steps[1]
 
     def done(self) -> bool:
-        """See Handle."""
+        """Return whether both steps are done."""
         if not self._steps[0].done():
             return False
         try:
@@ -146,7 +146,7 @@ class _Leaving:
             return True
 
     def result(self) -> Result:
-        """See Handle."""
+        """Block until both steps are done."""
         self._steps[0].result()
         return self._last().result()
 
@@ -179,9 +179,9 @@ class NativeEngine:
         self._lock = threading.Lock()  # guards the three below
         self._contexts: dict[int, Any] = {}
         self._aborted = ""
-        self._members: dict[int, tuple[int, ...]] = {}  # also of sets that were removed: numbers are not used again
+        self._members: dict[int, tuple[int, ...]] = {}  # also of removed sets: numbers are not reused
         self._native: Any = None
-        self.device_runner: Any = None  # runs operations on devices; see torch/device/lane.py
+        self.device_runner: Any = None  # runs operations on devices (torch/device/lane.py)
         with self.failures("make its engine"):
             self._native = self._module.Engine(
                 rank,
@@ -200,7 +200,7 @@ class NativeEngine:
 
     @contextlib.contextmanager
     def failures(self, deed: str) -> Iterator[None]:
-        """Raises the native module's errors as this package's."""
+        """Convert the native module's errors to this package's."""
         try:
             yield
         except self._module.MismatchError as error:
@@ -212,15 +212,15 @@ class NativeEngine:
             raise HorovodInternalError(text, unreachable=self.unreachable()) from error
 
     def connect(self, exchange: Meeting, *, timeout_s: float) -> None:
-        """Connects to the peers. Blocks until all are there or the time is up.
+        """Connect to the peers. Blocks until all are connected or the time limit has passed.
 
         Raises:
-            HorovodInternalError: a peer is gone, the time is up, or the round was aborted.
+            HorovodInternalError: a peer is gone, the time limit has passed, or the round was aborted.
         """
         self._exchange = exchange
         with self.failures("connect to its peers"):
             where = self._native.prepare(self._address, self._ports)
-            # Only rank 0's address goes through the driver, the rest through rank 0: see docs/decisions/0013.
+            # Only rank 0's address goes through the driver, the others through rank 0 (docs/decisions/0013).
             where = exchange.share(ENGINE_SCOPE, where if self._rank == 0 else None)
             self._native.connect(where, timeout_s)
             if self._rank == 0 and self._native.unshared:
@@ -237,7 +237,9 @@ class NativeEngine:
             self._native.add_process_set(number, list(ranks), contexts)
 
     def _make_contexts(self, number: int, ranks: list[int], *, timeout_s: float) -> Any:
-        """Gloo contexts for a set that spans machines; None where there is no need, or this rank is no member."""
+        """Make Gloo contexts for a set that spans machines; return None if it does not, or this rank is not a
+        member.
+        """
         members = set(ranks)
         parts = [[rank for rank in machine if rank in members] for machine in self._native.machines]
         parts = [[rank for rank in ranks if rank in part] for part in map(set, parts) if part]
@@ -273,18 +275,19 @@ class NativeEngine:
         return contexts
 
     def _gather(self, number: int, address: bytes) -> list[bytes]:
-        """Each rank's address for a set that is added while the engine runs; all ranks call it alike."""
+        """Return each rank's address for a set that is added while the engine runs; all ranks call it alike."""
         data = np.frombuffer(address, np.uint8).copy()
         return [part.tobytes() for part in gather(self, data, f"process_set.{number}.addresses")]
 
     def submit(self, operation: Operation) -> NativeHandle:
-        """See Engine."""
+        """Submit an operation."""
         title = f"{operation.kind.name.lower()}{f' {operation.name!r}' if operation.name else ''}"
         with self.failures(title):
             return NativeHandle(self._native.submit(operation), self, f"finish {title}")
 
     def next_turn(self, timeout_s: float) -> Turn | None:
-        """The next operation on a device's memory, for the caller to run; None when there is none within that time.
+        """Return the next operation on a device's memory, for the caller to run; None if there is none within that
+        time.
 
         Raises:
             HorovodInternalError: the round is broken or over.
@@ -297,17 +300,19 @@ class NativeEngine:
         return Turn(keep, native, Kind(kind), ReduceOp(reduction), *rest)
 
     def members(self, number: int) -> tuple[int, ...]:
-        """The ranks of a process set, whether this one has used it or not. Raises KeyError."""
+        """Return the ranks of a process set, whether this one has used it or not. Raises KeyError."""
         with self._lock:
             return self._members[number]
 
     def links(self) -> tuple[Exchange, str, float]:
-        """What others need to connect to the same peers: the exchange, the own address, a collective's time limit."""
+        """Return what others need to connect to the same peers: the exchange, this address, a collective's time
+        limit.
+        """
         assert self._exchange is not None
         return self._exchange, self._address, self._timeout_s
 
     def attach(self, runner: Any) -> None:
-        """Makes this the one that runs operations on devices: it is aborted and joined with the engine."""
+        """Set the runner of operations on devices: it is aborted and joined with the engine."""
         with self._lock:
             self.device_runner = runner
             aborted = self._aborted
@@ -315,19 +320,19 @@ class NativeEngine:
             runner.abort(aborted)
 
     def conclude(self, turn: Turn, error: str) -> None:
-        """It was run; ``error``: what it failed with, which ends the round for this process."""
+        """Mark an operation as run; ``error`` is its failure, which ends the round for this process."""
         self._native.conclude(turn.native, error)
 
     def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
-        """See Engine."""
+        """Add a process set, and wait until all ranks have."""
         self._add(number, ranks, timeout_s=self._timeout_s)
         self._meet(number)
 
     def remove_process_set(self, number: int) -> None:
-        """See Engine."""
+        """Remove a process set, after its operations."""
         with self.failures("remove a process set"):
             NativeHandle(self._native.remove_process_set(number), self, "remove a process set").result()
-            # What was agreed on before may still be under way on a device.
+            # Operations already agreed on may still be running on a device.
             self._native.settle(number)
         with self._lock:
             contexts = self._contexts.pop(number, None)
@@ -341,53 +346,53 @@ class NativeEngine:
         self.submit(Operation(Kind.BARRIER, name=f"elastic_driver.process_set.{number}", own=True)).result()
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """See Engine."""
+        """Return memory shared with the peers, or private memory if there is none."""
         memory: npt.NDArray[np.uint8] | None = self._native.allocate(nbytes)
         return np.zeros(nbytes, np.uint8) if memory is None else memory
 
     def progress(self) -> tuple[int, bool]:
-        """See Engine."""
+        """Return how many operations are finished, and whether others are in flight."""
         return tuple(self._native.progress())
 
     def carries_out(self) -> bool:
-        """See Engine."""
+        """Return whether this process is running an operation that all members have submitted."""
         return bool(self._native.carries_out)
 
     def own_finished(self) -> int:
-        """See Engine."""
+        """Return how many of this process's own operations are over."""
         return int(self._native.own_finished)
 
     def unreachable(self) -> tuple[int, ...]:
-        """See Engine."""
+        """Return ranks that could not be reached."""
         with self._lock:
             contexts = list(self._contexts.values())
         found = {rank for native in (self._native, *contexts) if native for rank in native.unreachable}
         return tuple(sorted(found))
 
     def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
-        """See Engine. A cycle is a pass of the engine's thread."""
+        """Start a trace. A cycle is a pass of the engine's thread."""
         descriptor = open_named(Path(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
-            # The file that was looked at, whatever stands under its name by now.
+            # The file that was checked, whatever has its name by now.
             self._native.start_timeline(f"/proc/self/fd/{descriptor}", mark_cycles)
         finally:
             os.close(descriptor)
 
     def stop_timeline(self) -> None:
-        """See Engine."""
+        """Complete the trace."""
         self._native.stop_timeline()
 
     def leave(self) -> Handle:
-        """See Engine."""
+        """Start leaving the round."""
         with self.failures("leave the round"):
             return _Leaving(self._native, self)
 
     def quiesce(self, limit_s: float) -> bool:
-        """See Engine. What runs on devices is the device lane's, which enters the round's gate for it."""
+        """Wait until no operation touches memory. The device lane waits for devices by the round's gate."""
         return bool(self._native.quiesce(limit_s))
 
     def abort(self, reason: str) -> None:
-        """See Engine."""
+        """Make every operation, in flight or later, fail."""
         with self._lock:
             self._aborted = self._aborted or reason
             contexts = list(self._contexts.values())
@@ -399,7 +404,7 @@ class NativeEngine:
             runner.abort(reason)
 
     def close(self) -> None:
-        """See Engine."""
+        """Free all resources."""
         with self._lock:
             self._aborted = self._aborted or "closed"
             runner = self.device_runner
@@ -414,4 +419,4 @@ class NativeEngine:
             context.close()
 
     def abandon(self) -> None:
-        """See Engine. The native module knows its process."""
+        """Do nothing: the native module recognises a forked process."""

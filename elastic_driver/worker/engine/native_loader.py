@@ -1,8 +1,8 @@
-"""Loads the native extension, or says why it cannot be had.
+"""Loads the native extension, or explains why it is unavailable.
 
-PyTorch carries a Gloo of its own whose symbols have the same names. Python loads extensions with RTLD_LOCAL, so that
-the two never meet, unless somebody has put PyTorch's symbols (or libgloo) into the process's global scope. Only then is
-ours bound to its own library first (RTLD_DEEPBIND), which preloaded memory allocators do not like.
+PyTorch contains its own Gloo, whose symbols have the same names. Python loads extensions with RTLD_LOCAL, so the two
+never meet, unless PyTorch's symbols (or libgloo) are in the process's global scope. Only then is ours bound to its own
+library first (RTLD_DEEPBIND), which conflicts with some preloaded memory allocators.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from pathlib import Path
 from types import ModuleType
 
 _PACKAGE = Path(__file__).parents[2]
-# What setup.py leaves in the package where it has not built the extension.
+# Left by setup.py in the package if it has not built the extension.
 _NOTE = "native_missing.txt"
-# What setup.py builds with the stable ABI is for this Python and later ones. Earlier ones would load it all the same.
+# An extension built by setup.py with the stable ABI is for this Python and later ones. Earlier ones would load it all
+# the same.
 _STABLE_SINCE = (3, 12)
 _STABLE = ".abi3.so"
 # A symbol of every Gloo: the constructor of gloo::Context.
@@ -33,10 +34,10 @@ class NativeUnavailableError(ImportError):
 
 
 def load() -> ModuleType:
-    """The module ``elastic_driver._native``.
+    """Return the module ``elastic_driver._native``.
 
     Raises:
-        NativeUnavailableError: it is not to be had; asked again, the answer is the same.
+        NativeUnavailableError: it is unavailable; later calls raise the same.
     """
     global _loaded, _reason
     if _loaded is not None:
@@ -69,7 +70,7 @@ def _load() -> ModuleType:
 
 
 def _check_abi() -> None:
-    """Raises ImportError where the only extension is one for later Pythons: in a checkout that one of them built."""
+    """Raise ImportError if the only extension is for later Pythons: in a checkout that one of them built."""
     if sys.version_info[:2] >= _STABLE_SINCE:
         return
     spec = importlib.util.find_spec("elastic_driver._native")
@@ -93,7 +94,7 @@ def _is_built() -> bool:
 
 
 def _why_not_built() -> str:
-    """What was missing when this package was installed, after a colon; "" where nobody has noted it."""
+    """Return what was missing when this package was installed, after a colon; "" if that was not recorded."""
     try:
         return f": {(_PACKAGE / _NOTE).read_text(encoding='utf-8').strip()}, when the package was installed"
     except OSError:

@@ -1,8 +1,7 @@
-"""The sockets of this process that are somebody else's: finding them, ending them, comparing their ends.
+"""This process's sockets that belong to a library: finding them, shutting them down, comparing their ends.
 
-What Gloo of torch's connects has no handle here, and nothing in torch ends what waits on it; shutting its sockets down
-does. They are looked up in /proc, and held by a second descriptor while something is done to them, so that a number
-that stands for something else by now is never touched.
+Connections of torch's Gloo have no handle here, and torch cannot end what waits on them; shutting their sockets down
+does. They are found in /proc, and held by a second descriptor while in use, so that a reused number is never touched.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from elastic_driver.errors import HorovodInternalError
 from elastic_driver.worker.engine.collectives import Group
 
 Ends: TypeAlias = tuple[str, str]
-"""A connection by its addresses: this process's, and the other one's."""
+"""A connection by its addresses: this process's, and the peer's."""
 
 
 def own_sockets() -> Iterator[tuple[int, int]]:
-    """(descriptor, inode) of this process's sockets."""
+    """Yield (descriptor, inode) of this process's sockets."""
     for name in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
@@ -33,7 +32,7 @@ def own_sockets() -> Iterator[tuple[int, int]]:
 
 
 def duplicate(descriptor: int, inode: int) -> socket.socket | None:
-    """A second descriptor of that socket; None when the number stands for something else by now."""
+    """Duplicate the descriptor of that socket; return None if the number has been reused."""
     try:
         copy = os.dup(descriptor)
     except OSError:
@@ -48,34 +47,34 @@ def duplicate(descriptor: int, inode: int) -> socket.socket | None:
 
 
 def is_listening(candidate: socket.socket) -> bool:
-    """Whether it takes connections by TCP."""
+    """Return whether it accepts TCP connections."""
     return candidate.family in (socket.AF_INET, socket.AF_INET6) and bool(
         candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     )
 
 
 def end_of(name: tuple[Any, ...]) -> str:
-    """One end of a connection, from what the socket calls it."""
+    """Return one end of a connection, from the socket's name for it."""
     return f"{name[0]}:{name[1]}"
 
 
 def pack_ends(ends: list[Ends]) -> bytes:
-    """For the other members."""
+    """Encode the ends for the other members."""
     return json.dumps(ends).encode()
 
 
 def unpack_ends(value: bytes) -> list[Ends]:
-    """What another member has packed."""
+    """Decode another member's ends."""
     return [(own, far) for own, far in json.loads(value)]
 
 
 def check_ends(group: Group, ends_of: Sequence[Sequence[Ends]]) -> None:
-    """Sees to it that the connections of this member are those of the others to it, one with each and no more.
+    """Check that this member's connections are exactly one with each other member.
 
-    torch's Gloo takes who comes first. Who sits between two members, or in the place of one, has other ends.
+    torch's Gloo accepts any peer. A man in the middle, or in a member's place, has other ends.
 
     Raises:
-        HorovodInternalError: it is not so.
+        HorovodInternalError: they are not.
     """
     owners = {(far, own): index for index, ends in enumerate(ends_of) for own, far in ends}
     indices = [owners.get(end, -1) for end in ends_of[group.index]]
@@ -94,6 +93,6 @@ def check_ends(group: Group, ends_of: Sequence[Sequence[Ends]]) -> None:
 
 
 def shut(connection: socket.socket) -> None:
-    """Ends what waits on it, here and at the other end."""
-    with contextlib.suppress(OSError):  # the peer was quicker
+    """End all waits on it, here and at the peer."""
+    with contextlib.suppress(OSError):  # the peer was faster
         connection.shutdown(socket.SHUT_RDWR)

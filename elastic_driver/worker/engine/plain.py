@@ -1,12 +1,12 @@
 """An engine over a backend's four collectives: operations run in the order of submission.
 
-For processes without the native extension, and for jobs of one process. It negotiates nothing: before each operation
-the members compare what they are about to do (one small allgather), so that a program whose ranks differ gets an
-error on every rank instead of rubbish or a hang.
+For processes without the native extension, and for jobs of one process. It does not negotiate: before each operation
+the members compare their plans (one small allgather), so that a program whose ranks differ gets an error on every rank
+instead of wrong results or a hang.
 
 Each process set has a runner: a queue, a thread that runs the operations, and collectives over its members alone. The
-global set's thread ("elastic-comm-ROUND") also makes and ends the other runners. Runners of one member have no thread:
-their operations run at once, in the thread that submits them.
+global set's thread ("elastic-comm-ROUND") also starts and ends the other runners. Runners of one member have no thread:
+their operations run at once, in the submitting thread.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _log = logging.getLogger("elastic_driver.worker")
 # How long an aborted collective may take to end; it takes milliseconds.
 _GIVE_UP_S = 2.0
 _REDUCTIONS = (Kind.ALLREDUCE, Kind.REDUCESCATTER)
-_SPLIT = (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER)  # along the first dimension
+_SPLIT = (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER)  # split along the first dimension
 
 
 class _Outcome:
-    """What comes of work, for any thread to wait for.
+    """The outcome of work, for any thread to wait for.
 
-    Of nothing but locks: a condition is Python, and a signal's handler that raises there leaves it locked.
+    Uses only locks: a condition is Python code, and a signal handler that raises there would leave it locked.
     """
 
     __slots__ = ("_known", "_lock", "_pending")
@@ -62,42 +62,42 @@ class _Outcome:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards _known
         self._known: list[tuple[Any, BaseException | None]] = []
-        self._pending = threading.Lock()  # held until it is known
+        self._pending = threading.Lock()  # held until the outcome is known
         self._pending.acquire()
 
     def settle(self, result: Any, failure: BaseException | None) -> None:
-        """Makes it known, unless it is already."""
+        """Set the outcome, unless it is set already."""
         with self._lock:
             if not self._known:
                 self._known.append((result, failure))
                 self._pending.release()
 
     def done(self) -> bool:
-        """Whether it is known."""
+        """Return whether the outcome is known."""
         return bool(self._known)
 
     def result(self) -> Any:
-        """Blocks until it is known; signals are handled meanwhile. Raises what the work failed with."""
+        """Block until the outcome is known; signals are handled meanwhile. Raises the work's failure."""
         if not self._known:
             with self._pending:
-                pass  # one that waits lets the next one in
+                pass  # each waiting thread lets the next one in
         result, failure = self._known[0]
         try:
             if failure is not None:
                 raise failure
             return result
         finally:
-            failure = None  # its traceback holds this frame, and the frame would hold it
+            failure = None  # its traceback holds this frame, which would hold it
 
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """Something for a runner's thread to do, once its members have agreed on the text."""
+    """Work for a runner's thread, to do once its members have agreed on the text."""
 
     text: str
     act: Callable[[Link], Any]
     state: int = _ACTIVE
-    name: tuple[bool, str] | None = None  # see Operation: whether it is the library's own, and its name, if any
+    name: tuple[bool, str] | None = None  # as in Operation: whether it is the library's own, and its name, if any
     title: str = ""
     row: str = ""  # for the timeline, like the next; operations only
     activity: str = ""
@@ -106,12 +106,12 @@ class _Work:
 
     @property
     def key(self) -> object:
-        """What it is under way as: its name, or itself."""
+        """Identifies the work while in flight: its name, or itself."""
         return self.name or self
 
 
 class PlainHandle:
-    """See Handle."""
+    """A Handle of the plain engine."""
 
     __slots__ = ("_outcome",)
 
@@ -119,30 +119,30 @@ class PlainHandle:
         self._outcome = outcome
 
     def done(self) -> bool:
-        """See Handle."""
+        """Return whether the operation is done."""
         return self._outcome.done()
 
     def result(self) -> Result:
-        """See Handle."""
+        """Block until the operation is done, and return its result."""
         result: Result = self._outcome.result()
         return result
 
 
 class _Leaving:
-    """See Handle."""
+    """The Handle of leaving."""
 
     def __init__(self, outcomes: list[_Outcome], engine: PlainEngine) -> None:
         self._outcomes, self._engine = outcomes, engine
 
     def done(self) -> bool:
-        """See Handle."""
+        """Return whether this rank has left."""
         return all(outcome.done() for outcome in self._outcomes) and not self._engine.progress()[1]
 
     def result(self) -> Result:
-        """See Handle."""
+        """Block until this rank has left."""
         for outcome in self._outcomes:
             outcome.result()
-        # In a process set of one member operations run in the threads that submit them.
+        # In a process set of one member operations run in the submitting threads.
         while not self.done():
             self._engine.check()
             time.sleep(0.0005)
@@ -150,41 +150,41 @@ class _Leaving:
 
 
 class _Runner:
-    """One process set as this member has it.
+    """One process set, as seen by this member.
 
-    What is under way is in one table, from its submission until it is over: whatever a signal's handler raises in a
-    submission, work is in it, with its name and its place in the order, or it is not.
+    Work is in one table from its submission until it is over: whatever a signal handler raises during a submission,
+    work is either there, with its name and its place in the order, or not at all.
     """
 
     def __init__(self, link: Link, thread_name: str, engine: PlainEngine) -> None:
         self.link = link
-        self.works: dict[object, _Work] = {}  # in the order of submission; guarded by the engine's lock, as the next is
+        self.works: dict[object, _Work] = {}  # in the order of submission; the engine's lock guards this and the next
         self.ended = False
         self.alone = Inside()  # operations of a set of one member
-        self.current: _Work | None = None  # what the thread runs
+        self.current: _Work | None = None  # the work that the thread runs
         self.acts = False  # whether the members have agreed on it
         self.stuck = False  # whether the thread was given up
         self._engine = engine
-        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # one for each work at least, and one for the end
-        self._joined: set[int] = set()  # places; as of the last agreement, so the same on all members
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # at least one for each work, and one for the end
+        self._joined: set[int] = set()  # indices; as of the last agreement, so the same on all members
         self._thread: threading.Thread | None = None
         if link.size > 1:
             # A daemon, because a collective may block in it when the process ends. Work wakes it; end() ends it.
             self._thread = threading.Thread(target=self._serve, name=thread_name, daemon=True)
 
     def start(self) -> None:
-        """Begins to run what is queued."""
+        """Start running the queued work."""
         if self._thread is not None:
             self._thread.start()
 
     def put(self, work: _Work) -> None:
-        """Queues work; called with the engine's lock, which the thread needs to look at what it was woken for."""
+        """Queue work. Call it with the engine's lock, which the thread needs to see why it was woken."""
         self._wake.put(None)
         self.works[work.key] = work
 
     @property
     def busy(self) -> bool:
-        """Whether anything is under way."""
+        """Whether any work is in flight."""
         return bool(self.works) or self.alone.busy
 
     @property
@@ -193,7 +193,7 @@ class _Runner:
         return self._thread is not None
 
     def end(self) -> None:
-        """Has the thread end after what is queued, and the collectives closed. Nothing may be put afterwards."""
+        """End the thread after the queued work, and close the collectives. Nothing may be queued afterwards."""
         if self._thread is not None and self._thread.ident is not None:
             self._wake.put(None)
         else:
@@ -201,14 +201,14 @@ class _Runner:
             self._fail_queued()
 
     def join(self) -> None:
-        """Blocks until the thread has ended, or is given up."""
+        """Block until the thread has ended, or is given up."""
         while (
             self._thread is not None and self._thread.ident is not None and self._thread.is_alive() and not self.stuck
         ):
             self._thread.join(0.1)
 
     def give_up(self, error: BaseException) -> None:
-        """Fails what is under way although the thread does not come back from it, and what is queued."""
+        """Fail the work in flight, from which the thread does not return, and the queued work."""
         work = self.current
         if work is None or work.outcome.done():
             return
@@ -236,7 +236,7 @@ class _Runner:
             self.perform(work)  # fails: the engine is broken by now
 
     def perform_alone(self, work: _Work) -> None:
-        """Runs work of a set of one member, in the thread that submits it: what a handler raises there goes through."""
+        """Run work of a set of one member in the submitting thread: an exception of a signal handler passes through."""
         result: Any = None
         failure: BaseException | None = None
         begun = time.monotonic()
@@ -251,10 +251,10 @@ class _Runner:
             failure = error
         self._engine.finished(self, work, begun, begun)
         work.outcome.settle(result, failure)
-        failure = None  # its traceback holds this frame, and the frame would hold it
+        failure = None  # its traceback holds this frame, which would hold it
 
     def perform(self, work: _Work) -> None:
-        """Runs work and makes its outcome known."""
+        """Run work and set its outcome."""
         result: Any = None
         failure: BaseException | None = None
         begun = agreed = time.monotonic()
@@ -271,26 +271,26 @@ class _Runner:
         except MismatchError as error:
             failure = error
         except BaseException as error:
-            # At the first error, before anything else: closing our own connections is what tells the ranks that are
-            # no neighbours of the dead one. An error of another kind leaves this rank out of step with its peers.
+            # At the first error, before anything else: closing our own connections notifies ranks that are no
+            # neighbours of the dead one. An error of another kind leaves this rank out of step with its peers.
             if isinstance(error, MemoryError):
                 self._engine.note_out_of_memory()
             self._engine.abort(in_words(error))
             failure = error
         self.current = None
         self._engine.finished(self, work, begun, agreed)
-        self.acts = False  # only when it is counted: who looks in between must not find that nothing goes on
+        self.acts = False  # only once it is counted: an observer in between must not see an idle engine
         work.outcome.settle(result, failure)
-        failure = None  # its traceback holds this frame, and the frame would hold it
+        failure = None  # its traceback holds this frame, which would hold it
 
     def _agree(self, text: str, state: int) -> str:
-        """Compares with the members what is to be done.
+        """Compare plans with the members.
 
         Returns:
-            For a rank that has joined: the plan to serve, "" when there is none. For others: nothing of interest.
+            For a rank that has joined: the plan to serve, "" if there is none. For others: nothing of interest.
 
         Raises:
-            MismatchError: the members that have not joined want different things, or what cannot be with joined ones.
+            MismatchError: the members that have not joined have different plans, or one that joined ranks cannot serve.
             HorovodInternalError: some have left.
         """
         link = self.link
@@ -322,7 +322,7 @@ class _Runner:
         return ""
 
     def _join(self, work: _Work) -> int:
-        """Serves the others until all have joined; the rank that did so last."""
+        """Serve the others until all have joined; return the rank that joined last."""
         while True:
             answer = self._agree(work.text, _JOINED)
             if answer.isdigit():
@@ -332,15 +332,15 @@ class _Runner:
 
 
 class PlainEngine:
-    """See Engine, and the module.
+    """The plain engine of one round (the module explains it).
 
     Args:
-        make: makes the backend's collectives; asked once for all ranks, and once for each further process set.
-        rank: of this process.
+        make: makes the backend's collectives; called once for all ranks, and once for each further process set.
+        rank: this process's rank.
         size: of the job.
         round_id: for messages.
-        build_s: how long it may take to connect a process set's members.
-        collective_s: how long a collective may take.
+        build_s: time limit for connecting the members of a process set.
+        collective_s: time limit of a collective.
     """
 
     def __init__(
@@ -351,10 +351,10 @@ class PlainEngine:
         self._build_s, self._collective_s = build_s, collective_s
         self._exchange: Exchange | None = None
         self._gate = WriteGate()
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the following attributes
         self._broken = ""
         self._left = False
-        self._out_of_memory = False  # it broke for that
+        self._out_of_memory = False  # the reason that it broke
         self._closed = False
         self._runners: dict[int, _Runner] = {}
         self._ranks: dict[int, tuple[int, ...]] = {GLOBAL_SET: tuple(range(size))}
@@ -365,7 +365,9 @@ class PlainEngine:
         self._finished = 0
 
     def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
-        """Connects to the peers. Blocks until all are there or the time is up. Raises HorovodInternalError."""
+        """Connect to the peers. Blocks until all are connected or the time limit has passed. Raises
+        HorovodInternalError.
+        """
         self._exchange = exchange
         self._build(GLOBAL_SET, tuple(range(self._size)), exchange, timeout_s)
 
@@ -398,7 +400,7 @@ class PlainEngine:
         runner.start()
 
     def check(self) -> None:
-        """Raises HorovodInternalError when the engine is broken."""
+        """Raise HorovodInternalError if the engine is broken."""
         if self._broken:
             raise self._error()
 
@@ -407,12 +409,12 @@ class PlainEngine:
         return MemoryError(text) if self._out_of_memory else HorovodInternalError(text)
 
     def note_out_of_memory(self) -> None:
-        """It is about to be aborted for want of memory: a fault of the program, which another round would not mend."""
+        """Note, before the abort, that memory ran out: a fault of the program, which another round would not fix."""
         with self._lock:
             self._out_of_memory = not self._broken
 
     def submit(self, operation: Operation) -> PlainHandle:
-        """See Engine."""
+        """Submit an operation."""
         runner = self._runner_of(operation)
         self._validate(operation, runner.link.members)
         work = _Work(
@@ -443,12 +445,12 @@ class PlainEngine:
         return work.outcome
 
     def next_of(self, runner: _Runner) -> _Work | None:
-        """What a runner's thread is to do next; its last work is over."""
+        """Return the next work of a runner's thread, after its last one is over."""
         with self._lock:
             return next(iter(runner.works.values()), None)
 
     def take_all(self, runner: _Runner) -> list[_Work]:
-        """What is under way in a runner, and is not from now on."""
+        """Remove and return all work of a runner."""
         with self._lock:
             works = list(runner.works.values())
             runner.works.clear()
@@ -497,7 +499,7 @@ class PlainEngine:
                     )
 
     def finished(self, runner: _Runner, work: _Work, begun: float, agreed: float) -> None:
-        """A runner's work is over."""
+        """Note that a runner's work is over."""
         with self._lock:
             self._finished += 1
             runner.works.pop(work.key, None)
@@ -506,7 +508,7 @@ class PlainEngine:
             trace.operation(work.row, work.activity, work.submitted, begun, agreed)
 
     def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
-        """See Engine."""
+        """Add a process set."""
         members = tuple(ranks)
         if number in self._ranks:
             raise ValueError(f"cannot add process set {number}: there is one of this number")
@@ -530,7 +532,7 @@ class PlainEngine:
         self._control("add process set", build, number=number, ranks=list(members))
 
     def remove_process_set(self, number: int) -> None:
-        """See Engine."""
+        """Remove a process set."""
         if number == GLOBAL_SET or number not in self._ranks:
             raise ValueError(f"cannot remove process set {number}")
 
@@ -551,7 +553,7 @@ class PlainEngine:
         self._enter(self._runners[GLOBAL_SET], work).result()
 
     def leave(self) -> Handle:
-        """See Engine. In each process set, as each has a queue."""
+        """Start leaving each process set, since each has a queue."""
         with self._lock:
             if self._broken:
                 raise self._error()
@@ -561,35 +563,35 @@ class PlainEngine:
         return _Leaving([self._enter(runner, work) for runner, work in zip(runners, works, strict=True)], self)
 
     def quiesce(self, limit_s: float) -> bool:
-        """See Engine. A thread that does not come back from a backend has nobody's memory but its own."""
+        """Shut the gate and wait. A thread stuck in a backend uses only its own memory."""
         self._gate.shut(self._broken or "the round is over")
         return self._gate.wait(limit_s)
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """See Engine."""
+        """Return zeroed memory."""
         return np.zeros(nbytes, np.uint8)
 
     def progress(self) -> tuple[int, bool]:
-        """See Engine."""
+        """Return how many operations are finished, and whether others are in flight."""
         with self._lock:
             return self._finished, any(runner.busy for runner in self._runners.values())
 
     def carries_out(self) -> bool:
-        """See Engine."""
+        """Return whether this process is running an operation that all members have submitted."""
         with self._lock:
             return any(runner.acts or runner.alone.busy for runner in self._runners.values())
 
     def own_finished(self) -> int:
-        """See Engine."""
+        """Return how many operations are over."""
         with self._lock:
             return self._finished
 
     def unreachable(self) -> tuple[int, ...]:
-        """See Engine. Nobody looks: torch's Gloo owns the connections."""
+        """Return (): torch's Gloo owns the connections, so they are not watched."""
         return ()
 
     def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
-        """See Engine. A cycle is one operation."""
+        """Start a trace. A cycle is one operation."""
         trace = Trace(path, self._rank, mark_cycles=mark_cycles)
         with self._lock:
             former, self._trace = self._trace, trace
@@ -597,14 +599,16 @@ class PlainEngine:
             former.close()
 
     def stop_timeline(self) -> None:
-        """See Engine."""
+        """Complete the trace."""
         with self._lock:
             trace, self._trace = self._trace, None
         if trace is not None:
             trace.close()
 
     def abort(self, reason: str) -> None:
-        """See Engine. Peers that wait for this process learn of it by their closed connections."""
+        """Make every operation, in flight or later, fail. Peers that wait for this process notice by closed
+        connections.
+        """
         with self._lock:
             self._broken = self._broken or reason or "aborted"
             collectives = [runner.link.collectives for runner in self._runners.values()]
@@ -615,8 +619,8 @@ class PlainEngine:
         with self._lock:
             if self._timer is not None or not any(runner.current for runner in self._runners.values()):
                 return
-            # A pair of torch's Gloo that fails in the middle of a message does not tell who waits for it: such a wait
-            # goes on for ever.
+            # A pair of torch's Gloo that fails in the middle of a message does not notify its waiters: such a wait
+            # never ends.
             self._timer = threading.Timer(_GIVE_UP_S, self._give_up)
             self._timer.daemon = True
             self._timer.start()
@@ -628,7 +632,7 @@ class PlainEngine:
             runner.give_up(self._error())
 
     def close(self) -> None:
-        """See Engine. Blocks until the threads have ended."""
+        """Free all resources. Blocks until the threads have ended."""
         with self._lock:
             if self._closed:
                 return
@@ -650,7 +654,7 @@ class PlainEngine:
         self.stop_timeline()
 
     def abandon(self) -> None:
-        """See Engine."""
+        """In a forked child: leave the parent's resources untouched."""
         self._lock = threading.Lock()  # the parent's may have been held at the fork
         for runner in self._runners.values():
             runner.link.collectives.abandon()

@@ -1,6 +1,6 @@
-"""How each kind of operation is made of a backend's four collectives, for ``PlainEngine``.
+"""How each kind of operation is built from a backend's four collectives, for ``PlainEngine``.
 
-Owns no thread and no state: everything here runs where the engine calls it, and blocks until done.
+Owns no thread and no state: everything runs in the engine's calling thread, and blocks until done.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Link:
     Attributes:
         collectives: over the set's members.
         members: their global ranks.
-        index: this process's place among them.
-        limit_s: of each collective.
-        gate: through which results are written into the submitters' memory. What a backend works on meanwhile is this
-            module's own: a collective that was aborted may come to its end much later, or never.
+        index: this process's index among them.
+        limit_s: time limit of each collective.
+        gate: the gate for writing results to the submitters' memory. Backends work on this module's own memory: an
+            aborted collective may end much later, or never.
     """
 
     collectives: Collectives
@@ -43,11 +43,11 @@ class Link:
 
     @property
     def size(self) -> int:
-        """Members."""
+        """Number of members."""
         return len(self.members)
 
     def gather(self, data: Bytes, counts: Sequence[int]) -> Bytes:
-        """The members' bytes, end to end."""
+        """Return the members' bytes, end to end."""
         if sum(counts) > sys.maxsize:
             raise MemoryError(f"cannot gather {sum(counts)} bytes: memory has no addresses for them")
         output = np.empty(sum(counts), np.uint8)
@@ -56,12 +56,12 @@ class Link:
         return output
 
     def gather_rows(self, row: Sequence[int]) -> npt.NDArray[np.int64]:
-        """(size, len(row)) int64: a row of numbers from each member."""
+        """Return (size, len(row)) int64: a row of numbers from each member."""
         numbers = np.asarray(row, np.int64)
         return self.gather(as_bytes(numbers), [numbers.nbytes] * self.size).view(np.int64).reshape(self.size, len(row))
 
     def gather_texts(self, text: str) -> list[str]:
-        """A text from each member."""
+        """Return a text from each member."""
         data = np.frombuffer(text.encode(), np.uint8).copy()
         counts = self.gather_rows([data.nbytes])[:, 0].tolist()
         joined = self.gather(data, counts)
@@ -70,7 +70,7 @@ class Link:
 
 
 def run(link: Link, operation: Operation) -> Result:
-    """Carries an operation out, which the members have agreed on."""
+    """Run an operation that the members have agreed on."""
     match operation.kind:
         case Kind.ALLREDUCE:
             return _allreduce(link, operation)
@@ -83,13 +83,13 @@ def run(link: Link, operation: Operation) -> Result:
         case Kind.REDUCESCATTER:
             return _reducescatter(link, operation)
         case Kind.BARRIER | Kind.LEAVE:
-            return Result()  # the agreement was one
+            return Result()  # the agreement was the barrier
         case Kind.JOIN:
             return Result(last_joined=link.members[link.index])
 
 
 def serve(link: Link, plan: dict[str, Any]) -> None:
-    """Takes part in an allreduce of the others, for a rank that has joined, with what changes nobody's values."""
+    """Take part in the others' allreduce, for a rank that has joined, with values that change no result."""
     specs, memory = [], []
     op = ReduceOp(plan["op"])
     for dtype, extents in plan["tensors"]:
@@ -112,14 +112,14 @@ def serve(link: Link, plan: dict[str, Any]) -> None:
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of an element. Raises ValueError for a dtype that does not travel."""
+    """Return the bytes of an element. Raises ValueError for a dtype that cannot be sent."""
     if dtype not in WIRE_DTYPES:
         raise ValueError(f"cannot send values of dtype {dtype}: the dtypes are {', '.join(WIRE_DTYPES)}")
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def _write(link: Link, specs: Sequence[TensorSpec], packed: Bytes) -> None:
-    """Writes results, end to end in ``packed``, to where they were asked for."""
+    """Copy results, end to end in ``packed``, to their callers' memory."""
 
     def copy() -> None:
         offset = 0
@@ -137,7 +137,7 @@ def _packed(specs: Sequence[TensorSpec]) -> Bytes:
 def _allreduce(link: Link, operation: Operation) -> Result:
     together: dict[object, list[TensorSpec]] = {}
     for number, spec in enumerate(operation.tensors):
-        # Adasum weighs each tensor by itself.
+        # Adasum weighs each tensor separately.
         together.setdefault(number if operation.reduce_op is ReduceOp.ADASUM else spec.dtype, []).append(spec)
     for specs in together.values():
         packed = _packed(specs)
@@ -147,7 +147,7 @@ def _allreduce(link: Link, operation: Operation) -> Result:
 
 
 def _reduce(link: Link, data: Bytes, dtype: str, operation: Operation) -> None:
-    """Reduces in place, factors and all."""
+    """Reduce in place, including the factors."""
     if data.nbytes == 0:
         return
     scale(data, dtype, operation.prescale)
@@ -162,7 +162,7 @@ def _reduce(link: Link, data: Bytes, dtype: str, operation: Operation) -> None:
         _store(data, dtype, _from_ordered(keys))
     else:
         wire = ReduceOp.SUM if op is ReduceOp.AVERAGE else op
-        if op is ReduceOp.AVERAGE and dtype in _SMALL:  # their sums may not fit into them
+        if op is ReduceOp.AVERAGE and dtype in _SMALL:  # sums may overflow them
             values = data.view(dtype).astype(np.int32)
             link.collectives.allreduce(as_bytes(values), "int32", wire, timeout_s=link.limit_s)
             divide_inplace(values, link.size)
@@ -201,7 +201,7 @@ def _broadcast(link: Link, operation: Operation) -> Result:
 
 
 def _alltoall(link: Link, operation: Operation) -> Result:
-    """Everybody gets everything and keeps what is its own: the backends know no other way."""
+    """Every member gets everything and keeps its own part: the backends offer nothing better."""
     table = link.gather_rows([rows for splits in operation.splits for rows in splits])
     result = Result()
     for number, spec in enumerate(operation.tensors):
@@ -236,7 +236,7 @@ def _reducescatter(link: Link, operation: Operation) -> Result:
 
 
 def _load(data: Bytes, dtype: str) -> npt.NDArray[Any]:
-    """Values to compute with: float32 for the 16-bit floats, else a view."""
+    """Return values to compute with: float32 for the 16-bit floats, else a view."""
     if dtype == "bfloat16":
         return (data.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
     values = data.view(np.dtype(dtype))
@@ -244,7 +244,7 @@ def _load(data: Bytes, dtype: str) -> npt.NDArray[Any]:
 
 
 def _store(data: Bytes, dtype: str, values: npt.NDArray[Any]) -> None:
-    """Rounds to nearest even."""
+    """Store values, rounded to nearest even."""
     if dtype != "bfloat16":
         data.view(np.dtype(dtype))[:] = values
         return
@@ -254,13 +254,13 @@ def _store(data: Bytes, dtype: str, values: npt.NDArray[Any]) -> None:
 
 
 def _ordered(values: npt.NDArray[Any], op: ReduceOp) -> npt.NDArray[Any]:
-    """Integers in the order of floats, with NaN as the last of all for MAX and as the first for MIN.
+    """Return integers in the order of the floats, with NaN as the last for MAX and as the first for MIN.
 
-    Backends compare floats with <, which says no of every NaN: it would stay or go by the order of ranks.
+    Backends compare floats with <, which is false for every NaN: the result would depend on the order of ranks.
     """
     bits = values.view(f"i{values.itemsize}")
     limits = np.iinfo(bits.dtype)
-    # Floats are a sign and a magnitude: the greater a negative one's, the less it is.
+    # Floats are a sign and a magnitude: the greater a negative one's magnitude, the less it is.
     keys: npt.NDArray[Any] = np.where(bits < 0, bits ^ limits.max, bits)
     keys[np.isnan(values)] = limits.min if op is ReduceOp.MIN else limits.max
     return keys
@@ -280,7 +280,7 @@ def _limit(dtype: str, sign: int) -> Any:
 
 
 def fill_neutral(data: Bytes, dtype: str, op: ReduceOp) -> None:
-    """Fills zeros with what changes no other value that it is combined with."""
+    """Fill zeroed memory with the reduction's neutral element."""
     match op:
         case ReduceOp.MIN:
             value = _limit(dtype, 1)
@@ -296,7 +296,7 @@ def fill_neutral(data: Bytes, dtype: str, op: ReduceOp) -> None:
 
 
 def _saturated(values: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """As integers, rounded toward zero; what is beyond their range becomes its end, and NaN 0."""
+    """Convert to integers, rounded toward zero and clamped to their range; NaN becomes 0."""
     limits = np.iinfo(dtype)
     above, below = values >= float(limits.max), values <= float(limits.min)
     integers = np.where(above | below | np.isnan(values), 0.0, values).astype(dtype)
@@ -309,9 +309,9 @@ def _is_float(dtype: str) -> bool:
 
 
 def scale(data: Bytes, dtype: str, factor: float) -> None:
-    """Multiplies by a factor.
+    """Multiply by a factor.
 
-    Integers are multiplied in float64 and rounded toward zero; what is beyond their range becomes its end, and NaN 0.
+    Integers are multiplied in float64, rounded toward zero and clamped to their range; NaN becomes 0.
     """
     if factor == 1.0 or data.nbytes == 0:
         return
@@ -324,7 +324,7 @@ def scale(data: Bytes, dtype: str, factor: float) -> None:
 
 
 def divide(data: Bytes, dtype: str, divisor: int) -> None:
-    """Divides by a number of members. Integers exactly, rounded toward zero."""
+    """Divide by a number of members. Integers exactly, rounded toward zero."""
     if divisor == 1 or data.nbytes == 0:
         return
     with np.errstate(all="ignore"):
@@ -334,9 +334,9 @@ def divide(data: Bytes, dtype: str, divisor: int) -> None:
 
 
 def adasum(arrays: list[Bytes], dtype: str) -> None:
-    """Combines the members' values pairwise, in a tree, into the first of them: what two have in common counts once.
+    """Combine the members' values pairwise, in a tree, into the first: what two have in common counts once.
 
-    The rule is that of the Adasum paper (Maleki et al., 2020). Dot products are of float64.
+    The rule is that of the Adasum paper (Maleki et al., 2020). Dot products use float64.
     """
     distance = 1
     while distance < len(arrays):
@@ -344,7 +344,7 @@ def adasum(arrays: list[Bytes], dtype: str) -> None:
             a, b = (_load(arrays[index], dtype).astype(np.float64) for index in (first, first + distance))
             with np.errstate(all="ignore"):
                 common, square_a, square_b = float(a @ b), float(a @ a), float(b @ b)
-                # A zero gradient has nothing in common with the other, which counts whole.
+                # A zero gradient has nothing in common with the other, which counts in full.
                 keep_a = 1.0 if square_a == 0 else 1.0 - common / (2 * square_a)
                 keep_b = 1.0 if square_b == 0 else 1.0 - common / (2 * square_b)
                 _store(arrays[first], dtype, a * keep_a + b * keep_b)
@@ -352,5 +352,5 @@ def adasum(arrays: list[Bytes], dtype: str) -> None:
 
 
 def control_text(title: str, **details: object) -> str:
-    """The plan of something that is no operation: a process set that comes or goes."""
+    """Return the plan of a control action: a process set that is added or removed."""
     return json.dumps({"operation": title, "name": "", **details})

@@ -1,6 +1,6 @@
-"""What a rank wants to do, as text that ranks compare; and what is wrong when the texts differ.
+"""A rank's plan, as text that ranks compare; and the error if the texts differ.
 
-For ``PlainEngine``. Owns the texts and the words of the errors, which are those of the native engine.
+For ``PlainEngine``. Owns the texts and the error messages, which equal those of the native engine.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 from elastic_driver.worker.engine.collectives import ReduceOp
 from elastic_driver.worker.engine.protocol import Kind, Operation
 
-# As the gradients of an optimizer may be what is gathered.
+# The gathered tensors may be an optimizer's gradients.
 _SPARSE_HINT = " (for sparse gradients: DistributedOptimizer(..., sparse_as_dense=True))"
 
-# Kinds whose members may differ in the tensors' first dimensions, which are therefore no part of the plan.
+# Kinds whose members may differ in the tensors' first dimensions, which are therefore not part of the plan.
 _FREE_ROWS = (Kind.ALLGATHER, Kind.ALLTOALL)
 
 
 def encode(operation: Operation) -> str:
-    """The part of an operation on which the members must agree."""
+    """Return the part of an operation on which the members must agree."""
     free = operation.kind in _FREE_ROWS
     return json.dumps(
         {
@@ -38,23 +38,23 @@ def encode(operation: Operation) -> str:
 
 
 def digest(text: str) -> int:
-    """A text as a number of 63 bits: what is compared when all goes well."""
+    """Hash a text to 63 bits, which ranks compare first."""
     data = text.encode()
     return zlib.crc32(data) << 31 ^ zlib.adler32(data)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """``rank 1`` or ``ranks 1, 2``."""
+    """Return ``rank 1`` or ``ranks 1, 2``."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
 def title(plan: dict[str, Any]) -> str:
-    """``allreduce 'gradients'``."""
+    """Return ``allreduce 'gradients'``."""
     return f"{plan['operation']} '{plan['name'] or plan['operation']}'"
 
 
 def disagreement(texts: Sequence[tuple[int, str]]) -> str:
-    """What is wrong with the plans of some ranks, which are not all alike; each camp next to the largest."""
+    """Return the error for plans that are not all alike; each camp is compared with the largest."""
     camps: dict[str, list[int]] = {}
     for rank, text in texts:
         camps.setdefault(text, []).append(rank)
@@ -107,7 +107,7 @@ def _shape(extents: list[int], *, free: bool) -> str:
 
 
 def objection(plan: dict[str, Any], joined: Sequence[int]) -> str:
-    """Why an operation cannot run while some ranks have joined; "" when it can."""
+    """Return why an operation cannot run while some ranks have joined; "" if it can."""
     if plan["operation"] == "allreduce":
         return ""
     have = f"{ranks_text(joined)} {'has' if len(joined) == 1 else 'have'} joined"

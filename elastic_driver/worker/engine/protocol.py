@@ -1,12 +1,12 @@
-"""What the API asks of an engine: named operations, submitted in any order, each with a handle to wait on.
+"""The interface between API and engine: named operations, submitted in any order, each with a handle to wait on.
 
-Owns the words between the API (worker/api, torch/) and the engines that carry operations out: ``NativeEngine``
-(native.py), which negotiates, so that ranks may submit in any order; and ``PlainEngine`` (plain.py), which runs
-operations in the order of submission over a backend's four collectives, where the extension is missing and in a job of
-one process. Knows nothing of rounds or the driver.
+Owns the types shared by the API (worker/api, torch/) and the engines: ``NativeEngine`` (native.py), which negotiates,
+so that ranks may submit in any order; and ``PlainEngine`` (plain.py), which runs operations in the order of submission
+over a backend's four collectives, where the extension is missing and in a job of one process. Knows nothing of rounds
+or the driver.
 
-An operation names memory by address, and what owns it. The engine holds the owner from the submission until the
-operation is done, failed or not: whatever interrupts the caller meanwhile, nobody writes into memory that is free.
+An operation names memory by address, together with its owner. The engine holds the owner from the submission until the
+operation is done, failed or not: even if the caller is interrupted, nothing writes to freed memory.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from elastic_driver.worker.engine.collectives import DTYPES, ReduceOp
 
 GLOBAL_SET = 0  # the process set of all ranks
 
-# By their numbers on the wire. Everything but a reduction takes any of them; bool is reduced as uint8 by the API.
+# In the order of their numbers on the wire. All operations except reductions carry any of them; the API reduces bool as
+# uint8.
 WIRE_DTYPES = (*DTYPES, "int16", "uint16", "bool", "complex64", "complex128")
 
 
 class Kind(IntEnum):
-    """The operations. The numbers are the native engine's."""
+    """The kinds of operation. The numbers are the native engine's."""
 
     ALLREDUCE = 0
     ALLGATHER = 1
@@ -45,10 +46,10 @@ class TensorSpec:
     """One array of an operation: C-contiguous memory of ``nbytes`` bytes.
 
     Attributes:
-        address: of the input; 0 for an array without bytes.
-        nbytes: its bytes.
+        address: address of the input; 0 for an array without bytes.
+        nbytes: its size in bytes.
         dtype: its name, of WIRE_DTYPES.
-        shape: its shape; all that is not () has a first dimension that allgather, alltoall and reducescatter split.
+        shape: its shape; any but () has a first dimension, which allgather, alltoall and reducescatter split.
         output: address of the result's memory, for ALLREDUCE and BROADCAST; may be that of the input.
     """
 
@@ -61,11 +62,11 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What one rank submits. Members of the process set must agree on all but the tensors' memory and first dimensions.
+    """A rank's submission. Members of the process set must agree on all but the tensors' memory and first dimensions.
 
     Attributes:
-        kind: what is to be done.
-        tensors: one, or several for a grouped operation, which runs when all members have submitted all of it.
+        kind: the kind of operation.
+        tensors: one, or several for a grouped operation, which runs once all members have submitted all of it.
         name: pairs the submissions of the ranks; "" pairs the n-th unnamed one of this kind and set.
         reduce_op: for ALLREDUCE and REDUCESCATTER.
         root: a global rank, for BROADCAST.
@@ -73,9 +74,10 @@ class Operation:
         postscale: multiplies the result.
         splits: for ALLTOALL, for each tensor: rows to each member.
         process_set: number of a process set.
-        device: not 0 for memory of a device: the engine only agrees on its turn, and whoever submitted it runs it then.
-        keep: what owns the tensors' memory, and for an operation on a device what its runner has to know.
-        own: whether it is one of the library's own, whose names are never paired with those that users write.
+        device: not 0 for memory of a device: the engine only agrees on the order, and the submitter runs it in its
+            turn.
+        keep: owner of the tensors' memory, and for an operation on a device also data for its runner.
+        own: whether it is one of the library's own, whose names are never paired with users' names.
     """
 
     kind: Kind
@@ -94,11 +96,11 @@ class Operation:
 
 @dataclass(slots=True)
 class Result:
-    """What came of an operation.
+    """The result of an operation.
 
     Attributes:
-        arrays: for ALLGATHER, ALLTOALL and REDUCESCATTER, for each tensor: the result's memory, (nbytes,) uint8,
-            which the receiver owns. Empty for the others, whose results are where ``output`` says.
+        arrays: for ALLGATHER, ALLTOALL and REDUCESCATTER, for each tensor: the result's memory, (nbytes,) uint8, owned
+            by the receiver. Empty for the others, whose results are at ``output``.
         rows: their first dimensions.
         received: for ALLTOALL, for each tensor: rows from each member.
         last_joined: for JOIN: the rank that joined last.
@@ -111,114 +113,114 @@ class Result:
 
 
 class Handle(Protocol):
-    """An operation under way. The memory of its tensors is in use until it is done, failed ones too.
+    """An operation in flight. Its tensors' memory is in use until it is done, even if it fails.
 
-    Nobody has to keep a handle.
+    Handles may be discarded.
     """
 
     def done(self) -> bool:
-        """Whether result() would return, or raise, at once."""
+        """Return whether result() would return, or raise, at once."""
 
     def result(self) -> Result:
-        """Blocks until the operation is done; signals are handled meanwhile. May be called again.
+        """Block until the operation is done; signals are handled meanwhile. May be called again.
 
         Raises:
-            HorovodInternalError: a peer is gone, or the round was aborted; or no rank went on for too long.
-            MismatchError: the ranks did not submit the same; the same on all of them.
-            MemoryError: this rank has no memory for it, and leaves the round: the others get HorovodInternalError.
+            HorovodInternalError: a peer is gone, the round was aborted, or no rank made progress for too long.
+            MismatchError: the ranks did not submit the same; raised on all of them.
+            MemoryError: this rank lacks memory for it, and leaves the round: the others get HorovodInternalError.
         """
 
 
 class Engine(Protocol):
-    """One round's operations of one process. All methods may be called by any thread."""
+    """One process's operations of one round. Thread-safe."""
 
     def submit(self, operation: Operation) -> Handle:
-        """Begins an operation. Never blocks long.
+        """Start an operation. Never blocks long.
 
         Raises:
-            DuplicateNameError: an operation of this name is under way in the same process set.
+            DuplicateNameError: an operation of this name is in flight in the same process set.
             HorovodInternalError: the round is broken or over.
-            ValueError: the operation itself cannot be (no such root, splits that do not add up).
+            ValueError: the operation is invalid (no such root, splits that do not add up).
         """
 
     def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
-        """Makes a number stand for some ranks. On all ranks alike, members or not; blocks until all have done so."""
+        """Give some ranks a number. Call it alike on all ranks, members or not; blocks until all have."""
 
     def remove_process_set(self, number: int) -> None:
-        """Forgets a process set. On all ranks alike; blocks until all have done so.
+        """Remove a process set. Call it alike on all ranks; blocks until all have.
 
-        What all members have submitted before is completed first; what only some have fails.
+        Earlier operations that all members have submitted are completed first; those that only some have submitted
+        fail.
         """
 
     def leave(self) -> Handle:
-        """Begins to leave the round: refuses what comes, and completes what is under way. Never blocks.
+        """Start leaving the round: reject new operations, and complete those in flight. Never blocks.
 
-        Done when all ranks that have not joined are leaving, too, and no operation of this rank is under way any more.
-        It fails, and the round breaks, when that cannot be: a peer is lost, or has left without submitting what others
-        wait for.
+        Done once all ranks that have not joined are leaving, too, and no operation of this rank is in flight. It fails,
+        and the round breaks, if that is impossible: a peer is lost, or has left without submitting an operation that
+        others wait for.
         """
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return zeroed memory that operations are quickest on, because the peers can see it. Freed with the array.
+        """Return zeroed memory on which operations are fastest, because the peers can access it. Freed with the array.
 
-        A forked child has a copy of it, made where the child writes: what it has not written yet may still follow what
-        the parent writes.
+        A forked child has a copy-on-write copy: pages that it has not written yet may still follow the parent's writes.
         """
 
     def progress(self) -> tuple[int, bool]:
-        """Operations finished so far, and whether others are under way."""
+        """Return how many operations are finished, and whether others are in flight."""
 
     def carries_out(self) -> bool:
-        """Whether this process is carrying an operation out, which all its members have submitted.
+        """Return whether this process is running an operation that all members have submitted.
 
-        Of its own, until ``own_finished`` has counted it.
+        One of its own counts until ``own_finished`` has counted it.
         """
 
     def own_finished(self) -> int:
-        """Of this process's own operations, those that are over.
+        """Return how many of this process's own operations are over.
 
-        Not those of others that it takes part in when it has joined.
+        Operations of others that it runs after it has joined do not count.
         """
 
     def unreachable(self) -> tuple[int, ...]:
-        """Ranks that could not be reached, or of whose machines nothing was heard any more while they were waited for.
+        """Return ranks that could not be reached, or whose machines stopped acknowledging while they were waited for.
 
-        When an operation has failed, or connecting, all that it failed of are among them.
+        After an operation, or connecting, has failed, all ranks that it failed because of are among them.
         """
 
     def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
-        """Begins to write a Chrome trace of this rank's operations; what happens is in the file within 0.1 s.
+        """Start writing a Chrome trace of this rank's operations; events are in the file within 0.1 s.
 
         Args:
-            path: the file. It is JSON at any time.
-            mark_cycles: whether passes of the engine's thread are in it, too, as instants named CYCLE_START.
+            path: the file. It is valid JSON at any time.
+            mark_cycles: whether it also contains passes of the engine's thread, as instants named CYCLE_START.
 
         Raises:
             OSError: the file cannot be written.
         """
 
     def stop_timeline(self) -> None:
-        """Ends it. All operations whose handles were done before are in the file then."""
+        """Complete the trace. It then contains all operations whose handles were done before."""
 
     def abort(self, reason: str) -> None:
-        """Makes every operation under way and every later one fail. Never blocks long."""
+        """Make every operation, in flight or later, fail. Never blocks long."""
 
     def quiesce(self, limit_s: float) -> bool:
-        """After abort(): blocks until nothing touches the memory of operations any more, but for ``limit_s`` at most.
+        """After abort(): block until nothing touches operations' memory any more, but for ``limit_s`` at most.
 
         Returns:
-            Whether it is so.
+            Whether that is so.
         """
 
     def close(self) -> None:
-        """Frees what is held; what is under way fails. Idempotent."""
+        """Free all resources; operations in flight fail. Idempotent."""
 
     def abandon(self) -> None:
-        """In a forked child: sees to it that nothing of the parent's is touched when this object goes."""
+        """In a forked child: leave the parent's resources untouched, even when this object is deleted."""
 
 
 def region(address: int, nbytes: int) -> npt.NDArray[np.uint8]:
-    """Memory at an address, as an array that does not own it."""
+    """Return memory at an address, as an array that does not own it."""
     import ctypes
 
     if nbytes == 0:

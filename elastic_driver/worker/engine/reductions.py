@@ -1,4 +1,4 @@
-"""Which values can be reduced, how they travel, and what the engine computes for them."""
+"""Which values can be reduced, in which dtype they are sent, and what the engine computes for them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from elastic_driver.errors import UnsupportedOperationError
 from elastic_driver.worker.engine.collectives import DTYPES, ReduceOp
 
-# Reduced in a wider type that engines carry: sums that fit the narrow type come out the same.
+# Reduced in a wider type that engines carry: sums that fit the narrow type stay the same.
 _WIDENED = {"int16": "int32", "uint16": "int32"}
 # A sum of booleans is "any", a product is "all".
 _BOOLEAN_OPS = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
 
 
 def carried_dtype(name: str, op: ReduceOp) -> str:
-    """The dtype in which values of the named dtype are reduced.
+    """Return the dtype in which values of the named dtype are reduced.
 
     Raises:
-        TypeError: they cannot be.
+        TypeError: they cannot be reduced.
     """
     if op is ReduceOp.ADASUM and "float" not in name:
         raise TypeError(f"cannot reduce values of dtype {name} with Adasum: it is for floating point only")
@@ -31,7 +31,7 @@ def carried_dtype(name: str, op: ReduceOp) -> str:
 
 
 def check_scattered(op: ReduceOp) -> None:
-    """Raises UnsupportedOperationError, whatever the dtype, when results of this operation cannot be scattered."""
+    """Raise UnsupportedOperationError, whatever the dtype, if results of this operation cannot be scattered."""
     if op is ReduceOp.ADASUM:
         raise UnsupportedOperationError(
             "cannot reducescatter with Adasum, which weighs whole tensors: use allreduce, or another op"
@@ -39,7 +39,7 @@ def check_scattered(op: ReduceOp) -> None:
 
 
 def engine_op(names: Iterable[str], op: ReduceOp) -> ReduceOp:
-    """What the engine computes for this operation on values of the named dtypes.
+    """Return the engine's reduction for this operation on values of the named dtypes.
 
     Raises:
         TypeError: booleans are grouped with others, and the operation means something else for them.

@@ -1,7 +1,7 @@
-"""What the ranks of a job prove to each other with, in one round.
+"""How the ranks of a job authenticate to each other in one round.
 
-Owns how the key that they share is used in Python: what connections are made for (the native module proves that), and
-the seals on pickles. See docs/decisions/0016.
+Owns the use of their shared key in Python: the purposes of connections (the native module authenticates them), and the
+seals on pickles. docs/decisions/0016 explains it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class Seal:
     """The ranks' key in one round.
 
     Attributes:
-        key: shared by the ranks of the job; empty where no driver has started this process.
-        round_id: what was said in another round is not believed in this one.
+        key: shared by the ranks of the job; empty if no driver has started this process.
+        round_id: seals of another round are not accepted in this one.
     """
 
     key: bytes = field(repr=False)
     round_id: int
 
     def purpose(self, connection: str) -> str:
-        """What a connection is made for."""
+        """Return the purpose of a connection, as text to authenticate."""
         return f"round {self.round_id}: {connection}"
 
     def mark(self, payload: Payload, label: str, place: Place) -> bytes:
-        """SEAL_BYTES that nobody without the key can make, and that fit nothing else."""
+        """Compute SEAL_BYTES that require the key, and are valid for exactly this payload, label and place."""
         name = label.encode()
         mac = hmac.new(self.key, b"elastic_driver object\n", hashlib.sha256)
         mac.update(_HEAD.pack(self.round_id, place.process_set, place.rank, place.number, len(name)))
@@ -47,10 +47,10 @@ class Seal:
         return mac.digest()
 
     def check(self, mark: Payload, computed: bytes, label: str, place: Place) -> None:
-        """Compares what came with what this process has made of the payload.
+        """Compare the received seal with the one that this process has computed for the payload.
 
         Raises:
-            HorovodInternalError: they differ: the payload is not to be used at all.
+            HorovodInternalError: they differ: the payload must not be used at all.
         """
         if not hmac.compare_digest(mark, computed):
             raise HorovodInternalError(
@@ -61,12 +61,12 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which message of a round it is.
+    """Identifies a message of a round.
 
     Attributes:
-        process_set: whose members it is for.
-        rank: who sends it.
-        number: how many of this label there were before.
+        process_set: the process set it is for.
+        rank: its sender.
+        number: how many of this label preceded it.
     """
 
     process_set: int
@@ -75,4 +75,4 @@ class Place:
 
 
 NO_SEAL = Seal(b"", 0)
-"""For a process alone, and for tests: it proves nothing."""
+"""For a process alone, and for tests: it authenticates nothing."""

@@ -2,11 +2,11 @@
 
 Process groups are made directly over a Store of ours, so that ``torch.distributed``'s global state stays the user's.
 Nothing in torch ends a blocked Gloo collective (its abort is a no-op there); shutting down the group's own sockets
-does. They are known by their ports: each member puts the port of its Gloo listener in front of its addresses, and a
-connection is ours when it was accepted at our port or leads to a peer's.
+does. They are identified by their ports: each member puts the port of its Gloo listener in front of its addresses, and
+a connection is ours if it was accepted at our port or leads to a peer's.
 
-That Gloo takes whoever connects. So before anything is sent, the members compare the ends of their connections through
-the driver, and give up the round when one leads elsewhere.
+That Gloo accepts any peer. So before anything is sent, the members compare the ends of their connections through the
+driver, and give up the round if one leads elsewhere.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _ADVICE = re.compile(r"\.? This (means|is typically) .*$")
 
 @contextlib.contextmanager
 def batch_scheduling() -> Iterator[None]:
-    """Has the threads that are made meanwhile be of the class SCHED_BATCH, as the loop thread of a Gloo device.
+    """Start threads meanwhile with the scheduling class SCHED_BATCH, such as the loop thread of a Gloo device.
 
-    As such it does not preempt the computing threads at every packet: allreduce is 2-9 times as fast where processes
+    Then it does not preempt the computing threads at every packet: allreduce is 2-9 times as fast where processes
     outnumber cores. Needs no privilege.
     """
     former = os.sched_getscheduler(0)
@@ -71,7 +71,7 @@ def batch_scheduling() -> Iterator[None]:
 class ExchangeStore(c10d.Store):
     """The Store of one group: Gloo sets its own addresses once, then reads everybody's.
 
-    Its first read turns into one exchange, instead of a wait and a get for each member.
+    The first read becomes one exchange, instead of a wait and a get for each member.
     """
 
     def __init__(self, group: Group, exchange: Exchange, port: int) -> None:
@@ -85,15 +85,15 @@ class ExchangeStore(c10d.Store):
         self.error: BaseException | None = None
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
-        """Remembers the own addresses."""
+        """Store this member's addresses."""
         self._own_addresses = bytes(value)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Blocks until all members have set theirs."""
+        """Block until all members have set theirs."""
         self._fetch()
 
     def get(self, key: str) -> bytes:
-        """The addresses of the member that the key ends with."""
+        """Return the addresses of the member that the key ends with."""
         return self._fetch()[int(key.rsplit("/", 1)[-1])]
 
     def _fetch(self) -> list[bytes]:
@@ -102,7 +102,7 @@ class ExchangeStore(c10d.Store):
                 value = _PORT.pack(self._port) + self._own_addresses
                 values = self._exchange(self.scope, key=self._index, count=self._count, value=value)
             except BaseException as error:
-                self.error = error  # torch turns it into another on its way up
+                self.error = error  # torch would replace it with another on its way up
                 raise
             self.peer_ports = {_PORT.unpack_from(value)[0] for value in values}
             self._values = [value[_PORT.size :] for value in values]
@@ -121,7 +121,7 @@ class TorchCollectives:
         self._aborted = ""
 
     def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
-        """See Collectives."""
+        """Connect to the peers, and check the ends of the connections."""
         before = {inode for _, inode in own_sockets()}
         device = self._make_device()
         port = self._adopt_listener(before)
@@ -152,7 +152,7 @@ class TorchCollectives:
             candidate = duplicate(descriptor, inode)
             if candidate is None:
                 continue
-            # Never shut down: torch's Gloo ends the process when accept() fails on its listener.
+            # Never shut down: torch's Gloo ends the process if accept() fails on its listener.
             with candidate:
                 if is_listening(candidate):
                     port: int = candidate.getsockname()[1]
@@ -160,14 +160,14 @@ class TorchCollectives:
         raise HorovodInternalError("cannot find the listening socket of torch's Gloo device")
 
     def _adopt_connections(self, before: set[int], port: int, peer_ports: set[int]) -> list[Ends]:
-        """Keeps those that are new, and returns their ends."""
+        """Keep the new connections, and return their ends."""
         ends = []
         with self._lock:
             adopted = {os.fstat(connection.fileno()).st_ino for connection in self._connections}
         for descriptor, inode in own_sockets():
             if inode in before or inode in adopted:
                 continue
-            adopted.add(inode)  # its duplicate may come up in the list, under a number that was free before
+            adopted.add(inode)  # its duplicate may appear in the list, under a number that was free before
             candidate = duplicate(descriptor, inode)
             if candidate is None:
                 continue
@@ -204,7 +204,7 @@ class TorchCollectives:
             raise HorovodInternalError(f"cannot {deed}: {reason}") from cause
 
     def allreduce(self, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
-        """See Collectives."""
+        """Reduce data in place."""
         options = c10d.AllreduceOptions()
         options.reduceOp = _OPS[op]  # type: ignore[assignment]
         options.timeout = timedelta(seconds=timeout_s)
@@ -213,7 +213,7 @@ class TorchCollectives:
             self._process_group.allreduce([tensor], options).wait()
 
     def broadcast(self, data: Bytes, root: int, *, timeout_s: float) -> None:
-        """See Collectives."""
+        """Overwrite data with the root's."""
         options = c10d.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         options.timeout = timedelta(seconds=timeout_s)
@@ -221,7 +221,7 @@ class TorchCollectives:
             self._process_group.broadcast([torch.from_numpy(data)], options).wait()
 
     def allgather(self, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
-        """See Collectives. Gloo wants equal parts here, so that shorter ones are padded."""
+        """Gather the members' data. Gloo requires equal parts here, so shorter ones are padded."""
         most = max(counts)
         options = c10d.AllgatherOptions()
         options.timeout = timedelta(seconds=timeout_s)
@@ -236,7 +236,7 @@ class TorchCollectives:
             offset += count
 
     def abort(self, reason: str) -> None:
-        """See Collectives."""
+        """Make this and every later call fail."""
         with self._lock:
             self._aborted = self._aborted or reason
             connections = list(self._connections)
@@ -244,7 +244,7 @@ class TorchCollectives:
             shut(connection)
 
     def close(self) -> None:
-        """See Collectives."""
+        """Free the sockets."""
         with self._lock:
             connections, self._connections = self._connections, []
             self._aborted = self._aborted or "closed"
@@ -254,11 +254,13 @@ class TorchCollectives:
         self._process_group = None
 
     def abandon(self) -> None:
-        """See Collectives. A process group's destructor would join threads that are only in the parent."""
+        """Keep the process group alive in a forked child: its destructor would join threads that exist only in the
+        parent.
+        """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._process_group))
 
 
 def essence(text: str) -> str:
-    """Gloo's message without its place in Gloo's source and its advice."""
+    """Return Gloo's message without its source location and its advice."""
     first = text.splitlines()[0] if text else text
     return _ADVICE.sub("", _PLACE.sub("", first)).rstrip(". ")

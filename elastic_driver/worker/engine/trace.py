@@ -1,6 +1,6 @@
-"""A Chrome trace of what this rank's operations did when, for chrome://tracing and Perfetto.
+"""A Chrome trace of this rank's operations, for chrome://tracing and Perfetto.
 
-For ``PlainEngine``; the native engine writes its own (native/engine/timeline.h). Names are Horovod's in both.
+For ``PlainEngine``; the native engine writes its own (native/engine/timeline.h). Both use Horovod's names.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from elastic_driver.worker.engine.protocol import Kind, Operation
 
 _log = logging.getLogger("elastic_driver.worker")
 
-# What ends the file. The next events are written over it, so that the file is JSON at any time.
+# The end of the file. The next events overwrite it, so that the file is valid JSON at any time.
 _TAIL = b"\n]\n"
 
 
 def activity(operation: Operation) -> str:
-    """What an operation is called: ALLREDUCE; with Adasum, ADASUM."""
+    """Return an operation's activity: ALLREDUCE; with Adasum, ADASUM."""
     if operation.kind is Kind.ALLREDUCE and operation.reduce_op is ReduceOp.ADASUM:
         return ReduceOp.ADASUM.name
     return operation.kind.name
 
 
 def row(operation: Operation) -> str:
-    """The row that it is in: ``allreduce.NAME``."""
+    """Return an operation's row: ``allreduce.NAME``."""
     prefix = f"{operation.kind.name.lower()}."
     return operation.name if operation.name.startswith(prefix) else prefix + (operation.name or "noname")
 
 
 class Trace:
-    """A trace file under way: one row for each operation's name.
+    """An open trace file: one row for each operation's name.
 
     Args:
         path: the file.
-        rank: of this process.
-        mark_cycles: whether the beginning of each operation is marked.
+        rank: this process's rank.
+        mark_cycles: whether to mark the beginning of each operation.
 
     Raises:
         OSError: the file cannot be written.
     """
 
     def __init__(self, path: str, rank: int, *, mark_cycles: bool = False) -> None:
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the following attributes
         descriptor = open_named(Path(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self._file: BinaryIO | None = os.fdopen(descriptor, "wb", buffering=0)
         self._rows: dict[str, int] = {}
@@ -66,7 +66,7 @@ class Trace:
             raise
 
     def operation(self, row: str, activity: str, submitted: float, begun: float, agreed: float) -> None:
-        """An operation that is over now; its times in monotonic seconds."""
+        """Record an operation that is over now; its times are in monotonic seconds."""
         now = time.monotonic()
         with self._lock:
             if self._file is None:
@@ -84,7 +84,7 @@ class Trace:
                 events.append({"name": name, "ph": "X", "tid": tid, "ts": ts, "dur": max(self._us(end) - ts, 0)})
             try:
                 self._put(b"".join(b",\n" + json.dumps({"pid": self._rank} | event).encode() for event in events))
-            except OSError as error:  # a full disc: no reason to end the training
+            except OSError as error:  # a full disk: no reason to end the training
                 _log.warning("elastic_driver: cannot go on with the timeline: %s", in_words(error))
                 self._file.close()
                 self._file = None
@@ -101,7 +101,7 @@ class Trace:
         self._end += len(events)
 
     def close(self) -> None:
-        """Ends it. Idempotent."""
+        """Complete the trace. Idempotent."""
         with self._lock:
             if self._file is not None:
                 self._file.close()

@@ -1,1 +1,1 @@
-"""Jobs that mpirun or srun has started: no driver, the same ranks from beginning to end, rank 0 serves them."""
+"""Jobs started by mpirun or srun: no driver, the same ranks from beginning to end, served by rank 0."""

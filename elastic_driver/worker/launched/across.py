@@ -1,7 +1,7 @@
-"""What mpi4py carries for a launched job: who is on which machine, and how rank 0 is reached.
+"""The exchange over mpi4py for a launched job: which rank is on which machine, and how rank 0 is reached.
 
-Owns what is asked of mpi4py, which is imported only here, and only when it is needed: importing it starts MPI. What
-travels is pickled by mpi4py, so a job's ranks trust each other's processes, as any program over MPI does.
+Owns the use of mpi4py, which is imported only here, and only when needed: importing it starts MPI. mpi4py pickles what
+is sent, so a job's ranks trust each other's processes, as in any MPI program.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ _INSTALL = "pip install 'elastic_driver[mpi]'"
 
 
 class Communicator(Protocol):
-    """What is used of a communicator of mpi4py."""
+    """The part of mpi4py's communicator that is used."""
 
     def Get_rank(self) -> int:
-        """This process's number."""
+        """Return this process's rank."""
 
     def Get_size(self) -> int:
-        """How many there are."""
+        """Return the number of processes."""
 
     def Is_inter(self) -> bool:
-        """Whether it connects two groups."""
+        """Return whether it connects two groups."""
 
     def Dup(self) -> Communicator:
-        """Another one of the same processes. All call it."""
+        """Duplicate it. All processes call it."""
 
     def Free(self) -> None:
-        """Lets go of it. All call it."""
+        """Free it. All processes call it."""
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        """Everybody's, by rank. All call it."""
+        """Return all processes' objects, by rank. All processes call it."""
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        """The root's. All call it."""
+        """Return the root's object. All processes call it."""
 
 
 def is_communicator(comm: object) -> TypeGuard[Communicator]:
-    """Whether it is one of mpi4py's."""
+    """Return whether it is a communicator of mpi4py."""
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and isinstance(comm, module.Comm)
 
 
 def is_null(comm: Communicator) -> bool:
-    """Whether this process is not in it."""
+    """Return whether this process is not in it."""
     return bool(comm == sys.modules["mpi4py.MPI"].COMM_NULL)
 
 
 def is_installed() -> bool:
-    """Whether mpi4py can be imported. Does not start MPI."""
+    """Return whether mpi4py can be imported. Does not start MPI."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 def threads_supported() -> bool:
-    """Whether MPI runs in this process, and lets any thread call it."""
+    """Return whether MPI runs in this process, and lets any thread call it."""
     module = sys.modules.get("mpi4py.MPI")
     if module is None or not module.Is_initialized() or module.Is_finalized():
         return False
@@ -68,10 +68,10 @@ def threads_supported() -> bool:
 
 
 def world(launch: Launch) -> Communicator:
-    """The communicator of all processes that were started together.
+    """Return the communicator of all processes that were started together.
 
     Raises:
-        SettingsError: mpi4py is not installed, or does not belong to the MPI that has started them.
+        SettingsError: mpi4py is not installed, or does not belong to the MPI that started them.
     """
     size = f"{launch.size} ranks" if launch.size else "ranks"
     try:
@@ -87,7 +87,7 @@ def world(launch: Launch) -> Communicator:
             f"cannot join the job of {size} that {launch.launcher} has started {how}: there mpi4py tells them where "
             f"rank 0 is, and it is not installed; {_INSTALL}"
         ) from None
-    except (OSError, RuntimeError) as error:  # of a wheel that finds no library of MPI
+    except (OSError, RuntimeError) as error:  # a wheel that finds no MPI library
         raise SettingsError(
             f"cannot load the library of MPI, with which ranks learn where rank 0 is over several hosts: {error}"
         ) from error
@@ -104,11 +104,11 @@ def world(launch: Launch) -> Communicator:
 
 @contextlib.contextmanager
 def of_ranks(comm: Communicator, ranks: Sequence[int] | None) -> Iterator[Communicator]:
-    """A communicator of the job's own. All of these ranks enter and leave it.
+    """Make a communicator of the job's own. All of these ranks enter and leave it.
 
     Args:
-        comm: of which it is made.
-        ranks: of it, in their order; None for all.
+        comm: the communicator to derive it from.
+        ranks: ranks of that, in their order; None for all.
     """
     if ranks is None:
         own = comm.Dup()

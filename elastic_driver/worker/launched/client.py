@@ -1,4 +1,4 @@
-"""What a rank asks rank 0 with. Owns what rank 0's silence means: there is nobody who would start it again."""
+"""A rank's client of rank 0. Owns what rank 0's silence means: nobody would restart it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from elastic_driver.rendezvous.messages import Notice, WatchRequest
 
 
 class JobClient(RendezvousClient):
-    """See RendezvousClient."""
+    """A client of rank 0."""
 
     def watch(self, request: WatchRequest, *, wait_s: float = 30.0) -> Notice | None:
-        """See RendezvousClient.
+        """Long-poll once for a notice.
 
         Raises:
             StaleRoundError: the round has passed.

@@ -1,6 +1,6 @@
-"""The thread that serves a launched job in rank 0's process: the rendezvous server, and where ranks ask for it.
+"""The thread that serves a launched job in rank 0's process: the rendezvous server, and the socket where ranks find it.
 
-Owns the thread, its event loop and the sockets. What is asked is answered by rounds.py.
+Owns the thread, its event loop and the sockets. rounds.py answers the requests.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from elastic_driver.worker.launched.rounds import LaunchedRounds
 _log = logging.getLogger("elastic_driver.worker")
 
 _T = TypeVar("_T")
-# How long the others' goodbyes are waited for when rank 0 ends: they come within milliseconds of their last barrier.
+# How long rank 0 waits for the others' goodbyes when it ends: they arrive within milliseconds of their last barrier.
 _GOODBYES_S = 2.0
 _CLOSE_S = 3.0
 _SOCKET = "ranks.sock"
 
 
 class JobHost:
-    """Rank 0's server. Made and closed by the thread that trains.
+    """Rank 0's server. The training thread makes and closes it.
 
     Args:
         workers: the ranks' names, by rank.
         slots: their places.
-        start_timeout_s: see LaunchedRounds.
+        start_timeout_s: how long ranks may wait for others that have not called ``init()``.
     """
 
     def __init__(self, workers: Sequence[WorkerId], slots: Sequence[SlotInfo], *, start_timeout_s: float) -> None:
@@ -48,8 +48,8 @@ class JobHost:
         self._loop = asyncio.new_event_loop()
         self._folder: SocketFolder | None = None
         self._meeting: asyncio.Server | None = None
-        # A daemon, because the interpreter joins other threads before it runs atexit functions, where this one is
-        # ended. Requests wake it; close() ends it.
+        # A daemon, because the interpreter joins other threads before it runs the atexit functions that end this one.
+        # Requests wake it; close() ends it.
         self._thread = threading.Thread(target=self._loop.run_forever, name="elastic-job", daemon=True)
         self._thread.start()
         self._rounds, self._server = self._call(self._make())
@@ -72,7 +72,7 @@ class JobHost:
         return identity.worker in self._workers
 
     def serve_where_ranks_meet(self, name: str) -> meeting.Welcome:
-        """Serves the ranks of this machine, which ask under this name how.
+        """Serve the ranks of this machine, and send the welcome to those that ask under this name.
 
         Raises:
             SettingsError: another process has this name, or no folder can hold a socket.
@@ -86,7 +86,7 @@ class JobHost:
         return welcome
 
     def serve_here(self) -> meeting.Welcome:
-        """Serves the ranks of this machine only.
+        """Serve the ranks of this machine only.
 
         Raises:
             SettingsError: no folder can hold a socket.
@@ -100,14 +100,14 @@ class JobHost:
         return meeting.Welcome(url, self._key.secret.hex(), len(self._slots), name_of_this_process(), LOOPBACK)
 
     def serve(self, address: str, ports: tuple[int, int] | None) -> meeting.Welcome:
-        """Serves ranks of all machines.
+        """Serve ranks of all machines.
 
         Args:
-            address: of this machine.
-            ports: the lowest and the highest that may be used; None for any.
+            address: address of this machine.
+            ports: the lowest and the highest port allowed; None for any.
 
         Raises:
-            SettingsError: the address or a port cannot be had.
+            SettingsError: the address or a port is not available.
         """
         wanted = 0 if ports is None else range(ports[0], ports[1] + 1)
         port = self._call(self._server.start(address, wanted, workers=len(self._slots)))
@@ -116,10 +116,10 @@ class JobHost:
         return meeting.Welcome(url, self._key.secret.hex(), len(self._slots), "", address)
 
     def close(self, *, wait_for_others: bool) -> None:
-        """Ends it. Blocks for some seconds at most.
+        """Stop serving. Blocks for a few seconds at most.
 
         Args:
-            wait_for_others: whether the other ranks are about to end, too, and may still have something to ask.
+            wait_for_others: whether the other ranks are about to end, too, and may still send requests.
         """
         if not self._thread.is_alive():
             return
@@ -141,16 +141,16 @@ class JobHost:
         await self._server.close()
 
     def abandon(self) -> None:
-        """In a forked child: lets go of the parent's sockets and lock, so that others see when the parent dies.
+        """In a forked child: release the parent's sockets and lock, so that others notice when the parent dies.
 
-        Their numbers stay taken: the objects that close them may still go away here, whenever that is.
+        Their numbers stay in use: the objects that close them may be deleted here at any later time.
         """
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for number in self._descriptors():
             with contextlib.suppress(OSError):
                 os.dup2(nothing, number, inheritable=False)
         os.close(nothing)
-        _kept.append(self)  # nothing of the loop is to be tidied up here
+        _kept.append(self)  # the loop must not be cleaned up here
 
     def _descriptors(self) -> list[int]:
         asked = [] if self._meeting is None else [each.fileno() for each in self._meeting.sockets]

@@ -1,8 +1,8 @@
-"""A job that mpirun or srun has started, as one of its processes has it: who it is there, and how its ranks meet.
+"""A job started by mpirun or srun, as seen by one of its processes: its identity there, and how the ranks meet.
 
-Owns the order of that, and what came of it. On one machine the launcher's variables do: a name is made of them, under
-which rank 0 is asked (meeting.py). Else a communicator of mpi4py carries what is said (across.py). Either way rank 0
-serves the job from then on (host.py), and all that follows is as under a driver.
+Owns the steps of meeting, and the result. On one machine the launcher's variables suffice: from them a name is derived,
+under which ranks find rank 0 (meeting.py). Otherwise mpi4py carries the exchange (across.py). Either way rank 0 serves
+the job from then on (host.py), and everything else works as under a driver.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from elastic_driver.worker.settings import DEFAULTS, WorkerSettings
 if TYPE_CHECKING:
     from elastic_driver.worker.launched.host import JobHost
 
-# How long rank 0 may be silent whose process cannot be seen. From the first round on it is there, or gone for good.
+# How long rank 0 may be silent if its process cannot be seen. After the first round it is there, or gone for good.
 _PATIENCE_S = 5.0
-# Over several hosts: how long a machine may acknowledge nothing. Nobody else would notice one that is cut off, and a
-# job that waits for ever holds all others. Machines that are only busy acknowledge.
+# On several hosts: how long a machine may acknowledge nothing. Nobody else would notice one that is cut off, and a job
+# that waits for ever blocks all others. Machines that are only busy acknowledge.
 _HOST_TIMEOUT_S = 30.0
-# The process of hydra that has started a machine's ranks, as the kernel has its name.
+# The kernel's name of the hydra process that has started a machine's ranks.
 _PROXY = "hydra_pmi_proxy"
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedJob:
-    """What this process is in it.
+    """This process's part in the job.
 
     Attributes:
-        launch: who has started it; None when only a communicator tells.
+        launch: its launcher; None if only a communicator is known.
         slot: its place.
-        address: on which it listens for the other ranks.
+        address: the address on which it listens for the other ranks.
         welcome: how rank 0 is reached.
         worker: its name there.
-        host: that which serves the job; None in all ranks but 0.
+        host: the server of the job; None in all ranks but 0.
     """
 
     launch: Launch | None
@@ -60,7 +60,7 @@ class LaunchedJob:
     host: JobHost | None
 
     def adapt(self, settings: WorkerSettings) -> WorkerSettings:
-        """The worker's settings, with what a driver would have put into its environment."""
+        """Add to the worker's settings what a driver would have put into its environment."""
         key, identity = JobKey(bytes.fromhex(self.welcome.secret)), Identity(Role.WORKER, self.worker)
         patience_s = _PATIENCE_S if settings.patience_s == DEFAULTS.patience_s else settings.patience_s
         return replace(
@@ -76,30 +76,30 @@ class LaunchedJob:
         )
 
     def place(self, assignment: RoundAssignment) -> RoundAssignment:
-        """A round's assignment, with the address that this rank has chosen itself."""
+        """Set a round assignment's address to the one that this rank has chosen."""
         return replace(assignment, address=self.address)
 
     def close(self, *, wait_for_others: bool) -> None:
-        """The process ends. See JobHost."""
+        """Stop serving, in rank 0, before the process ends."""
         if self.host is not None:
             self.host.close(wait_for_others=wait_for_others)
 
     def abandon(self) -> None:
-        """In a forked child, which is none of the job's."""
+        """In a forked child, which is not part of the job: release the parent's resources."""
         if self.host is not None:
             self.host.abandon()
 
 
 def meet(launch: Launch, ranks: Sequence[int] | None, settings: WorkerSettings) -> LaunchedJob | None:
-    """Has this process and the others that were started with it be one job. Blocks until rank 0 is reached.
+    """Form one job of this process and those that were started with it. Blocks until rank 0 is reached.
 
     Args:
-        launch: as the variables say it.
-        ranks: the launcher's that are the job, in their order; None for all.
-        settings: the worker's.
+        launch: from the launcher's variables.
+        ranks: the launcher's ranks that form the job, in their order; None for all.
+        settings: the worker's settings.
 
     Returns:
-        None when this process is the only one.
+        None if this process is the only one.
 
     Raises:
         SettingsError: they cannot meet; one sentence that says what to do.
@@ -115,7 +115,7 @@ def meet(launch: Launch, ranks: Sequence[int] | None, settings: WorkerSettings) 
     rank = members.index(launch.rank)
     machine = socket.gethostname()
     workers, slots = _named([machine] * len(members)), places([machine] * len(members))
-    # The launcher's name for the job is one of this machine's; so is the process's.
+    # The launcher's name for the job is unique on this machine; so is the process's.
     name = meeting.meeting_name(f"{launch.launcher}\n{launch.job or _proxy()}", list(members))
     host = None
     if rank == 0:
@@ -133,13 +133,13 @@ def meet(launch: Launch, ranks: Sequence[int] | None, settings: WorkerSettings) 
 
 
 def meet_in(comm: across.Communicator, launch: Launch | None, settings: WorkerSettings) -> LaunchedJob | None:
-    """Has the processes of a communicator be one job. All of them call it. Blocks until rank 0 is reached.
+    """Form one job of a communicator's processes. All of them call it. Blocks until rank 0 is reached.
 
     Returns:
-        None when this process is the only one.
+        None if this process is the only one.
 
     Raises:
-        SettingsError: it is no communicator to make a job of.
+        SettingsError: no job can be formed of this communicator.
     """
     if across.is_null(comm):
         raise SettingsError("cannot init with a null communicator: this process is not in it, so it calls no init()")
@@ -167,7 +167,7 @@ def _meet_over(comm: across.Communicator, launch: Launch | None, settings: Worke
                 welcome = host.serve_here()
             else:
                 welcome = host.serve(address_of_root(members, settings.interface), settings.port_range)
-        except Exception as error:  # told to all, or they would wait for the broadcast
+        except Exception as error:  # sent to all, or they would wait for the broadcast
             problem = str(error)
             host.close(wait_for_others=False)
     welcome, problem = comm.bcast((welcome, problem), root=0)
@@ -197,17 +197,17 @@ def _check(ranks: Sequence[int], launch: Launch) -> None:
 
 
 def _named(hostnames: Sequence[str]) -> list[WorkerId]:
-    """The ranks' names. The number is the rank: hosts may have one name, and local ranks would be there twice."""
+    """Return the ranks' names. The number is the rank: hosts may share a name, and local ranks would be ambiguous."""
     return [WorkerId(_NO_NAME.sub("-", name) or "host", rank, 0) for rank, name in enumerate(hostnames)]
 
 
 def _machine(settings: WorkerSettings) -> str:
-    """What tells this machine from others, and containers of one machine from each other."""
+    """Return an id of this machine, and of the container on it."""
     return "\n".join((socket.gethostname(), settings.machine, *filter(None, (boot_id(), network_id()))))
 
 
 def _proxy() -> str:
-    """The process of MPICH that has started this machine's ranks; "" when it is none of this one's ancestors."""
+    """Return the MPICH process that started this machine's ranks; "" if it is not an ancestor of this one."""
     pid = os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):
         while pid > 1:
@@ -220,7 +220,7 @@ def _proxy() -> str:
 
 
 def _way_to(address: str) -> str:
-    """This machine's own end of a way to an address; "" when there is none."""
+    """Return this machine's own end of a route to an address; "" if there is none."""
     try:
         family, *_, place = socket.getaddrinfo(address, 9, 0, socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as way:

@@ -1,6 +1,6 @@
-"""What has started this process beside others: mpirun or srun, as the variables that they set tell.
+"""The launcher that started this process with others (mpirun or srun), by its environment variables.
 
-Owns the variables' names and what they mean. Pure: the environment is passed in. Does not know how the ranks meet.
+Owns the variables' names and meaning. Pure: the environment is passed in. Does not know how the ranks meet.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from elastic_driver.errors import SettingsError
 
-# slurm.h: steps that are none of srun's own (batch script, interactive shell, extern, pending) have these and above.
+# slurm.h: steps not made by srun (batch script, interactive shell, extern, pending) have this number or a higher one.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 _DIGITS = 9
 
@@ -20,12 +20,12 @@ class Launch:
     """This process's place among those that were started together.
 
     Attributes:
-        launcher: who started them, for messages.
-        is_mpi: whether that is a launcher of MPI.
-        rank: this process's number.
-        size: how many there are; 0 where the variables do not say.
-        local_size: how many of them are on this machine; 0 where the variables do not say.
-        job: what tells these from all others that one user has started on one machine; "" where only the launcher's
+        launcher: name of the launcher, for messages.
+        is_mpi: whether it is an MPI launcher.
+        rank: this process's rank.
+        size: how many processes there are; 0 if the variables do not say.
+        local_size: how many of them are on this machine; 0 if the variables do not say.
+        job: distinguishes these from all others that one user has started on one machine; "" if only the launcher's
             process does.
     """
 
@@ -43,13 +43,13 @@ class Launch:
 
 
 def launch_of(environ: Mapping[str, str]) -> Launch | None:
-    """Who has started this process, and as which; None when nobody who starts several at once has.
+    """Return this process's launcher and place; None if no launcher of several processes started it.
 
-    The innermost launcher counts: mpirun inside an allocation of Slurm is mpirun, and who is torchrun's is nobody's of
+    The innermost launcher counts: mpirun inside a Slurm allocation is mpirun, and a process of torchrun has none of
     these.
 
     Raises:
-        SettingsError: the variables are there, and hold no numbers that go together.
+        SettingsError: the variables are set, but not to consistent numbers.
     """
     if environ.get("TORCHELASTIC_RUN_ID"):
         return None
@@ -64,7 +64,7 @@ def launch_of(environ: Mapping[str, str]) -> Launch | None:
 def _open_mpi(environ: Mapping[str, str]) -> Launch | None:
     if not environ.get("OMPI_COMM_WORLD_RANK"):
         return None
-    # The namespace is the job's number, made of mpirun's process id; the addresses have ports of its own.
+    # The namespace is the job's number, made from mpirun's process id; the addresses contain its own ports.
     names = (
         "PMIX_NAMESPACE",
         "OMPI_MCA_ess_base_jobid",
@@ -97,14 +97,14 @@ def _hydra(environ: Mapping[str, str]) -> Launch | None:
 
 
 def _slurm(environ: Mapping[str, str]) -> Launch | None:
-    # A batch script has a rank as well, and none of these; an interactive shell has a step with a special number.
+    # A batch script has a rank as well, but no step; an interactive shell has a step with a special number.
     step = environ.get("SLURM_STEP_ID", "")
     if not environ.get("SLURM_PROCID") or not step.isdecimal() or int(step[:18]) >= _FIRST_SPECIAL_STEP:
         return None
     size_name = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
     nodes_name = "SLURM_STEP_NUM_NODES" if environ.get("SLURM_STEP_NUM_NODES") else "SLURM_NNODES"
     size = _number(environ, size_name)
-    # Jobs of two clusters may have one number; srun's own port is nobody else's while it runs.
+    # Jobs of two clusters may have the same number; srun's own port is unique while it runs.
     job = ("SLURM_CLUSTER_NAME", "SLURM_WORKING_CLUSTER", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_LAUNCHER_PORT")
     return Launch(
         "srun",
@@ -117,7 +117,7 @@ def _slurm(environ: Mapping[str, str]) -> Launch | None:
 
 
 def _other(environ: Mapping[str, str]) -> Launch | None:
-    """A launcher that says too little for its processes to meet without MPI."""
+    """Recognise a launcher whose variables do not suffice to meet without MPI."""
     for name in ("PMI_RANK", "PMIX_RANK"):
         if environ.get(name):
             size = _number(environ, "PMI_SIZE", 0)

@@ -1,8 +1,8 @@
-"""Where the ranks of a job that are all on one machine learn from rank 0 how to reach it.
+"""How the ranks of a job on a single machine learn how to reach rank 0.
 
-Owns the name of the folder where rank 0 listens, which is made of what the launcher says of the job, and what is said
-there. Only processes of one user talk to each other (local_socket.py). Rank 0 alone has the folder, for as long as it
-serves: a second one is refused, and of one that was killed nothing answers.
+Owns the name of the folder where rank 0 listens, derived from the launcher's description of the job, and the message
+sent there. Only processes of one user are served (local_socket.py). Rank 0 holds the folder exclusively as long as it
+serves: a second one is rejected, and a killed one does not answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from elastic_driver.system.local_socket import OtherUserError, SocketFolder, con
 from elastic_driver.system.process_name import network_id
 
 SOCKET = "meeting.sock"
-"""The name in rank 0's folder at which it says how it is reached."""
+"""The socket in rank 0's folder that sends the welcome."""
 
 _AGAIN_S = 0.05
 _ANSWER_S = 10.0
@@ -34,10 +34,10 @@ class Welcome:
     """What a rank needs to reach rank 0.
 
     Attributes:
-        url: of rank 0's server, with its certificate's fingerprint where that is reached over a network.
-        secret: the job's, of which all keys are made, in hexadecimal digits.
+        url: URL of rank 0's server, with its certificate's fingerprint if it is reached over a network.
+        secret: the job's secret, from which all keys are derived, in hexadecimal digits.
         size: ranks of the job.
-        owner: rank 0's process, as :mod:`elastic_driver.system.process_name` names it; "" on other machines.
+        owner: rank 0's process (:mod:`elastic_driver.system.process_name`); "" on other machines.
         host: the address at which rank 0 is reached; on one machine loopback.
     """
 
@@ -53,19 +53,19 @@ class Welcome:
 
 
 def meeting_name(job: str, ranks: Sequence[int]) -> str:
-    """The name of the folder where a job's ranks meet.
+    """Return the name of the folder where a job's ranks meet.
 
     Args:
-        job: what tells the launcher's job from others of this user on this machine.
-        ranks: of the launcher's, that are this job; a launcher's ranks may be several jobs.
+        job: distinguishes the launcher's job from others of this user on this machine.
+        ranks: the launcher's ranks that form this job; a launcher's ranks may form several jobs.
     """
-    # Containers may share /tmp, and not the loopback interface.
+    # Containers may share /tmp, but not the loopback interface.
     text = f"{network_id()}\n{job}\n{','.join(map(str, ranks))}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def claim(name: str) -> SocketFolder:
-    """Rank 0's folder, for as long as it serves.
+    """Hold rank 0's folder, for as long as it serves.
 
     Raises:
         SettingsError: another process has it, or it cannot be made.
@@ -79,13 +79,13 @@ def claim(name: str) -> SocketFolder:
 
 
 class WelcomeSender(asyncio.Protocol):
-    """A connection of another rank, which gets the welcome; a stranger is cut off."""
+    """Sends the welcome to another rank that connects; a stranger is cut off."""
 
     def __init__(self, welcome: Welcome) -> None:
         self._welcome = welcome
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
+        """Send the welcome, unless another user connects."""
         transport = cast("asyncio.Transport", transport)
         if not is_ours(transport.get_extra_info("socket")):
             transport.abort()
@@ -95,10 +95,10 @@ class WelcomeSender(asyncio.Protocol):
 
 
 def ask_rank_0(name: str, *, timeout_s: float) -> Welcome:
-    """The welcome that rank 0 sends. Blocks until it listens.
+    """Return the welcome that rank 0 sends. Blocks until it listens.
 
     Raises:
-        SettingsError: it does not in this time; or another user is in its place, and is told nothing.
+        SettingsError: it does not listen within this time; or another user is in its place, who is sent nothing.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -107,7 +107,7 @@ def ask_rank_0(name: str, *, timeout_s: float) -> Welcome:
             try:
                 with connect(folder / SOCKET, _ANSWER_S) as connection:
                     return decode(Welcome, _read(connection))
-            except (OSError, ValueError) as error:  # not there yet, or it has just ended
+            except (OSError, ValueError) as error:  # not there yet, or just ended
                 problems.append(error)
         why = "; ".join(map(in_words, problems))
         if all(isinstance(error, OtherUserError) for error in problems):
@@ -117,7 +117,7 @@ def ask_rank_0(name: str, *, timeout_s: float) -> Welcome:
                 f"cannot meet rank 0 within {timeout_s:g} s (HOROVOD_START_TIMEOUT): it has not called init() on this "
                 f"machine, or is in another container, for which mpi4py is needed ({why})"
             ) from problems[0]
-        # Nothing tells when the socket is made.
+        # No event announces the socket.
         time.sleep(_AGAIN_S)
 
 

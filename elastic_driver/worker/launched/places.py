@@ -1,6 +1,6 @@
-"""The places of a launched job's ranks, and the addresses at which they reach each other. Pure: values in, values out.
+"""The places of a launched job's ranks, and the addresses at which they reach each other. Pure.
 
-Knows nothing of who has brought these values together.
+Does not know how its inputs were collected.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a rank says of its machine.
+    """A rank's facts about its machine.
 
     Attributes:
-        machine: what tells it from all other machines.
+        machine: distinguishes it from all other machines.
         hostname: for messages.
-        addresses: as :func:`~elastic_driver.system.interfaces.host_addresses` gives them.
+        addresses: from :func:`~elastic_driver.system.interfaces.host_addresses`.
     """
 
     machine: str
@@ -33,13 +33,13 @@ class Member:
 
 
 def places(machines: Sequence[str]) -> list[SlotInfo]:
-    """Each rank's place.
+    """Return each rank's place.
 
     Args:
-        machines: of each rank, in any order and number.
+        machines: the machine of each rank, in any order and number.
     """
     on_each = Counter(machines)
-    # Hosts stand in the order of their first rank, as mpirun numbers them.
+    # Hosts are in the order of their first rank, as mpirun numbers them.
     hosts = list(on_each)
     taken: Counter[str] = Counter()
     slots = []
@@ -52,14 +52,14 @@ def places(machines: Sequence[str]) -> list[SlotInfo]:
 
 
 def address_of_root(members: Sequence[Member], interface: str) -> str:
-    """Where rank 0 is to be found by all ranks.
+    """Return the address at which all ranks reach rank 0.
 
-    One that lies in a network in which all other machines have an address, where there is one; else as
-    :func:`~elastic_driver.system.interfaces.choose_address` takes it.
+    Preferably one in a network in which all other machines have an address; else the choice of
+    :func:`~elastic_driver.system.interfaces.choose_address`.
 
     Args:
         members: all ranks.
-        interface: the only one to be used; "" for any.
+        interface: the only interface to use; "" for any.
 
     Raises:
         SettingsError: rank 0's machine has no address that others could reach.
@@ -74,16 +74,16 @@ def address_of_root(members: Sequence[Member], interface: str) -> str:
         try:
             return choose_address(shared, route="", words=words, host=root.hostname)
         except SettingsError:
-            pass  # the interface that is asked for is another one
+            pass  # another interface was requested
     return _chosen(root, "", words)
 
 
 def address_of(member: Member, interface: str, route: str) -> str:
-    """Where a rank on another machine than rank 0's is to be found.
+    """Return the address of a rank on another machine than rank 0's.
 
     Args:
-        member: it.
-        interface: the only one to be used; "" for any.
+        member: the rank's machine.
+        interface: the only interface to use; "" for any.
         route: this machine's own end of a connection to rank 0.
 
     Raises:
@@ -100,9 +100,9 @@ def _chosen(member: Member, route: str, words: Sequence[str]) -> str:
 
 
 def _meet(line: str, other: Member) -> bool:
-    """Whether the other machine has an address in the network of this one.
+    """Return whether the other machine has an address in the network of this one.
 
-    Networks that each machine has for itself (of containers, of one link) look alike everywhere, and lead nowhere.
+    Networks local to each machine (of containers, of one link) look alike everywhere, but connect nothing.
     """
     here = ipaddress.ip_interface(line.rpartition(" ")[2])
     theirs = [ipaddress.ip_interface(each.rpartition(" ")[2]).ip for each in without_loopback(other.addresses)]

@@ -1,7 +1,7 @@
-"""The rounds of a launched job: what its ranks ask rank 0, and what they are answered.
+"""The rounds of a launched job: the ranks' requests to rank 0, and their answers.
 
-Owns who waits for a round, who has left and who is lost. There is one membership, all ranks; a round is formed when all
-of them have asked for it, and nothing replaces a rank that is lost. Used on one event loop; knows no process and no
+Owns which ranks wait for a round, have left, or are lost. There is one membership, all ranks; a round is formed when
+all of them have asked for it, and a lost rank is never replaced. Used on one event loop; knows no process and no
 socket.
 """
 
@@ -28,14 +28,14 @@ _NAMED = 20
 
 
 class Store(Protocol):
-    """The server's keys of the present round."""
+    """The server's keys of the current round."""
 
     def begin_round(self, round_id: int) -> None:
-        """Fences the past."""
+        """Drop the keys of earlier rounds, and reject requests for them."""
 
 
 class LaunchedRounds:
-    """See above.
+    """Forms the rounds of a launched job.
 
     Args:
         workers: the ranks' names, by rank. The server admits no others.
@@ -54,9 +54,9 @@ class LaunchedRounds:
         self._parked: dict[int, asyncio.Future[NextRoundReply]] = {}
         self._placed: dict[int, RoundAssignment] = {}
         self._pids: dict[int, int] = {}
-        self._away: set[int] = set()  # have called shutdown(), and may come back
-        self._ended: set[int] = set()  # have said that they end
-        self._over = ""  # why there will be no round any more
+        self._away: set[int] = set()  # have called shutdown(), and may return
+        self._ended: set[int] = set()  # have reported that they end
+        self._over = ""  # why there will be no further round
         self._watching: dict[int, asyncio.Future[Notice]] = {}
         self._notice = Notice(0, 0, NoticeKind.NONE, "")
         self._timer: asyncio.TimerHandle | None = None
@@ -64,24 +64,24 @@ class LaunchedRounds:
         """Set when all ranks but 0 have left or are lost."""
 
     def serve(self, store: Store) -> None:
-        """Says where the keys are. To be called once, before anybody asks."""
+        """Set the store of the keys. Call it once, before the first request."""
         self._store = store
 
     def close(self) -> None:
-        """Ends its timer."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
     @property
     def routes(self) -> Routes:
-        """What ranks ask."""
+        """The routes of the ranks' requests."""
         return routes_of_rounds(self)
 
     def next_round(self, request: NextRoundRequest) -> Awaitable[NextRoundReply]:
-        """A rank asks for a round: it waits until all have.
+        """Park a rank's request for a round until all have asked.
 
         Raises:
-            RendezvousClosedError: there will be none; or another process has this rank already.
+            RendezvousClosedError: there will be no round; or another process has this rank already.
         """
         rank = self._rank_of[request.worker]
         if self._over:
@@ -113,7 +113,7 @@ class LaunchedRounds:
         return future
 
     def watch(self, request: WatchRequest) -> Awaitable[Notice]:
-        """A rank asks for the next notice of its round, or says goodbye.
+        """Park a rank's request for the next notice of its round, or note its goodbye.
 
         Raises:
             StaleRoundError: the round has passed.
@@ -140,17 +140,17 @@ class LaunchedRounds:
         return future
 
     def gone(self, worker: WorkerId) -> None:
-        """All connections of a rank have ended: its process has, if it has not said goodbye."""
+        """React to a rank that has lost all connections: its process has ended, unless it said goodbye."""
         rank = self._rank_of[worker]
         if rank in self._away:
-            return  # it may come back
+            return  # it may return
         if rank not in self._ended and not self._over:
             self._break(f"rank {rank} ({worker}, process {self._pids.get(rank, 0)}) is lost")
         self._ended.add(rank)
         self._look_who_is_there()
 
     def running(self, report: RunningReport) -> None:
-        """A rank trains: nobody counts that here."""
+        """Do nothing: progress is not tracked here."""
 
     def _form(self) -> None:
         asked = [self._ready[rank].backends for rank in range(len(self._slots))]
@@ -170,7 +170,7 @@ class LaunchedRounds:
         for rank, slot in enumerate(self._slots):
             self._placed[rank] = RoundAssignment(self._round_id, slot, sync=True, commits=0, backend=common[0])
             future = self._parked.pop(rank)
-            if not future.done():  # else it asks again: its poll time was over
+            if not future.done():  # else it asks again: its poll timed out
                 future.set_result(self._placed[rank])
 
     def _give_up(self) -> None:
@@ -185,7 +185,7 @@ class LaunchedRounds:
         return f"rank {rank} ({self._workers[rank]}) has ended, so there will be no further round"
 
     def _refuse_rounds(self, why: str) -> None:
-        """There is no further round. The present one, where there is one, goes on."""
+        """Refuse further rounds. The current one, if any, continues."""
         self._over = why
         self.close()
         parked, self._parked = self._parked, {}
@@ -194,7 +194,7 @@ class LaunchedRounds:
                 asking.set_exception(RendezvousClosedError(why))
 
     def _break(self, why: str) -> None:
-        """The present round is broken, and there is none after it."""
+        """Break the current round, with none after it."""
         self._refuse_rounds(why)
         self._notice = Notice(self._notice.version + 1, self._round_id, NoticeKind.ABORT, why)
         watching, self._watching = self._watching, {}
