@@ -1,7 +1,7 @@
 """The API for PyTorch: ``import elastic_driver.torch as hvd``. Names and arguments are those of ``horovod.torch``.
 
-Each name stands here once, or in the modules whose names are taken as a whole: worker/api/names.py, of all frameworks,
-and collectives.py. ``__all__`` is what was taken, without the package's own modules.
+Each name is imported here once, or comes with a module that is imported as a whole: worker/api/names.py, shared by all
+frameworks, and collectives.py. ``__all__`` lists the imported names, without the package's own modules.
 """
 
 import typing as _typing
@@ -32,7 +32,7 @@ from elastic_driver.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 from elastic_driver.torchelastic.store import HTTPStore as HTTPStore
 from elastic_driver.worker.api.names import *  # noqa: F403
 
-if not _typing.TYPE_CHECKING:  # type checkers cannot read it, and would take it for empty
+if not _typing.TYPE_CHECKING:  # type checkers cannot evaluate it, and would assume that it is empty
     __all__ = [
         name
         for name, value in sorted(globals().items())

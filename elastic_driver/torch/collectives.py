@@ -1,7 +1,7 @@
-"""The collectives of tensors that are not differentiable: those begun now and waited for later, and those in place.
+"""The collectives of tensors that are not differentiable: asynchronous ones, and those in place.
 
-What they do is written once for all frameworks, in worker/api/collectives.py. On top of them are those of ops.py, which
-are differentiable. The public names here are the API's, and nothing else is.
+worker/api/collectives.py implements them once for all frameworks. ops.py builds the differentiable ones on top. All
+public names here belong to the API, and nothing else does.
 """
 
 import torch as _torch

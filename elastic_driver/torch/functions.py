@@ -1,4 +1,4 @@
-"""Parameters and optimizer states from one rank to all, in few large broadcasts."""
+"""Broadcast of parameters and optimizer states, in few large messages."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from elastic_driver.worker.rounds.process_sets import ProcessSet, global_process
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Overwrites parameters with the root's, in place. Blocks until done.
+    """Overwrite parameters with the root's, in place. Blocks until done.
 
     Args:
         params: ``model.state_dict()``, ``model.named_parameters()`` or ``model.parameters()``; the same on all ranks.
-            Values that are no tensors are passed over.
-        root_rank: whose parameters all get (a global rank).
-        process_set: whose members take part.
+            Values that are not tensors are skipped.
+        root_rank: the root (a global rank).
+        process_set: the participants.
 
     Raises:
         HorovodInternalError: a peer is gone.
-        MismatchError: the ranks' parameters are of different sizes.
-        UnsupportedOperationError: a tensor has no values yet, or is of a kind that cannot be sent bit for bit.
+        MismatchError: the ranks' parameters have different sizes.
+        UnsupportedOperationError: a tensor has no values yet, or cannot be sent bit for bit.
         ValueError: there is no such rank, or params is none of these.
     """
     members = members_of(process_set)
     check_root(members, root_rank)
     members.context.check()
-    given: Any = params  # anything may come
+    given: Any = params  # callers may pass anything
     if isinstance(given, Mapping):
         named = sorted(given.items())
     elif isinstance(given, Iterable) and not isinstance(given, (str, torch.Tensor)):
@@ -66,16 +66,16 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Makes an optimizer's state and options those of the root's, bitwise. Blocks until done.
+    """Set an optimizer's state and options to the root's, bitwise. Blocks until done.
 
-    The structure travels too: an optimizer that has made no step yet gets all of the root's state. As in Horovod its
+    The structure is sent too: an optimizer that has not stepped yet gets all of the root's state. As in Horovod its
     parameters have gradients of zeros afterwards.
 
     Args:
         optimizer: over the same parameters, in the same groups, on all ranks.
-        root_rank: whose state all get (a global rank).
-        model: tells which parameters of an SGD have sparse gradients: those of its sparse embeddings.
-        process_set: whose members take part.
+        root_rank: the root (a global rank).
+        model: shows which parameters of an SGD have sparse gradients: those of its sparse embeddings.
+        process_set: the participants.
 
     Raises:
         HorovodInternalError: a peer is gone.
@@ -99,9 +99,10 @@ def broadcast_optimizer_state(
 
 
 def _zero_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
-    """Gives all parameters that are trained a gradient of zeros, of the layout that their next one has.
+    """Give all trained parameters a gradient of zeros, with the layout of their next gradient.
 
-    Horovod has a new optimizer make its state by a step with such gradients, and leaves them behind: scripts read them.
+    Horovod initializes a new optimizer's state by a step with such gradients, and leaves them in place: scripts read
+    them.
     """
     embeddings = (
         [] if model is None else [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]

@@ -1,9 +1,9 @@
-"""Host memory for copies of a state: page-locked for what lies on a GPU, which then copies at the speed of its bus.
+"""Host memory for copies of a state: page-locked for GPU tensors, which are then copied at bus speed.
 
-Owns how much of it is page-locked: nobody else can have that, and the kernel kills for what is lacking then.
+Owns how much is page-locked: nothing else can use that memory, and the kernel kills processes when too little is left.
 
-torch's allocator of page-locked memory rounds up to a power of two and keeps what it once had. So tensors share slabs
-whose sizes are powers of two.
+torch's allocator of page-locked memory rounds up to a power of two and never returns it. So tensors share slabs whose
+sizes are powers of two.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from elastic_driver.worker.settings import ENV_PAGE_LOCKED, worker_settings
 SLAB_BYTES = 64 << 20
 _ALIGNED_BYTES = 64
 
-# Of the memory that a machine or a container has, the workers there page-lock no more together.
+# All workers of a machine or container together page-lock at most this fraction of its memory.
 _SHARE = 2
 
-_has_refused = threading.Event()  # there was no page-locked memory to be had, once
+_has_refused = threading.Event()  # page-locked memory was not available, once
 
 
 class _Locked:
-    """The page-locked memory that copies have, and what torch keeps of what they had: pieces of a size are used again
-    for pieces of that size.
+    """The page-locked memory in use, and what torch has kept of former use: pieces of a size are reused for pieces of
+    that size.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the others
+        self._lock = threading.Lock()  # guards the other attributes
         self._used: dict[int, list[StorageWeakRef]] = {}  # by size
-        self._most: dict[int, int] = {}  # by size, how many there ever were at once
+        self._most: dict[int, int] = {}  # by size, the most that were ever in use at once
 
     def take(self, count: int) -> torch.Tensor:
-        """New memory, (count,) uint8. Raises RuntimeError where there is none, or no more is allowed."""
+        """Allocate (count,) uint8. Raises RuntimeError if no memory is available, or no more is allowed."""
         size = _power_of_two(count)
         with self._lock:
             used = [one for one in self._used.get(size, ()) if not one.expired()]  # type: ignore[no-untyped-call]
@@ -59,7 +59,7 @@ _locked = _Locked()
 
 
 def _limit() -> int | None:
-    """The most bytes that this process page-locks; None for any number."""
+    """Return the most bytes that this process may page-lock; None for no limit."""
     if (given := worker_settings().page_locked_bytes) is not None:
         return given
     all_there_is = memory_limit()
@@ -67,7 +67,7 @@ def _limit() -> int | None:
 
 
 def empty_bytes(count: int, *, pinned: bool) -> torch.Tensor:
-    """New memory, (count,) uint8; page-locked if asked for and there is that much of it, else ordinary memory."""
+    """Allocate (count,) uint8; page-locked if requested and available, else ordinary memory."""
     if pinned and worker_settings().page_locked_bytes == 0:
         _has_refused.set()
     elif pinned:
@@ -81,13 +81,13 @@ def empty_bytes(count: int, *, pinned: bool) -> torch.Tensor:
 
 
 def fits(former: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Whether memory that had a copy is as good for one of this tensor as new memory."""
+    """Return whether memory of an earlier copy is as good for one of this tensor as new memory."""
     is_alike = former.shape == tensor.shape and former.dtype == tensor.dtype
     return is_alike and (not tensor.is_cuda or former.is_pinned() or _has_refused.is_set())
 
 
 def empty_like_each(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """New memory on the host for a copy of each of these tensors; page-locked for those on a GPU."""
+    """Allocate host memory for a copy of each of these tensors; page-locked for those on a GPU."""
     made = [torch.empty(() if tensor.is_cuda else tensor.shape, dtype=tensor.dtype, device="cpu") for tensor in tensors]
     on_gpu = [index for index, tensor in enumerate(tensors) if tensor.is_cuda]
     slabs, places = layout([tensors[index].numel() * tensors[index].element_size() for index in on_gpu])
@@ -100,7 +100,7 @@ def empty_like_each(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def copy_to_host(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copies tensors of any devices into host memory, after what their devices' current streams do."""
+    """Copy tensors of any devices to host memory, after the current streams of their devices."""
     if not targets:
         return
     devices = {source.device for source in sources if source.device.type != "cpu"}
@@ -111,7 +111,7 @@ def copy_to_host(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
 
 
 def layout(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
-    """How pieces of these sizes, in bytes, share slabs: the slabs' sizes, and each piece's slab and start in it."""
+    """Pack pieces of these sizes, in bytes, into slabs: return the slabs' sizes, and each piece's slab and offset."""
     left = sum(map(_aligned, sizes))
     slabs: list[int] = []
     ends: list[int] = []

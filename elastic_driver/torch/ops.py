@@ -1,7 +1,7 @@
-"""Collectives on tensors that block until they are done and are differentiable, on top of those of collectives.py.
+"""Collectives of tensors that block until done and are differentiable, on top of those of collectives.py.
 
 Gradients follow Horovod: that of an allreduce is an allreduce with the same operation and factors; those of allgather
-and broadcast are averaged over the ranks, as the losses of data-parallel training are.
+and broadcast are averaged over the ranks, like the losses of data-parallel training.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class _Reducescatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         _check_differentiable(ctx.op, "a reducescatter")
-        # Horovod's factor: with it the gradients of Sum and Average stand to each other as those of allreduce do.
+        # Horovod's factor: with it the gradients of Sum and Average have the same ratio as those of allreduce.
         factor = ctx.factors[0] * ctx.factors[1]
         if ctx.op is Sum:
             factor *= members_of(ctx.process_set).size
@@ -132,17 +132,17 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Combines the ranks' tensors, which have one shape and dtype. Blocks until done. Differentiable.
+    """Reduce the ranks' tensors, which have the same shape and dtype. Blocks until done. Differentiable.
 
     Args:
-        tensor: left as it is.
+        tensor: not modified.
         average: older spelling of ``op``: True is Average, False is Sum.
-        name: pairs the calls of the ranks; calls without one are paired by their order.
-        compression: how the values travel: ``Compression.none``, ``fp16``, ``bf16``, or a class of the same kind.
+        name: pairs the calls of the ranks; unnamed calls are paired by their order.
+        compression: how the values are sent: ``Compression.none``, ``fp16``, ``bf16``, or a class of the same kind.
         op: Average (the default), Sum, Adasum, Min, Max or Product. Averages of integers are rounded toward zero.
         prescale_factor: multiplies before the reduction.
         postscale_factor: multiplies after it.
-        process_set: whose members take part.
+        process_set: the participants.
 
     Returns:
         A new tensor on the same device, bitwise the same on all ranks.
@@ -150,7 +150,7 @@ def allreduce(
     Raises:
         HorovodInternalError: a peer is gone.
         MismatchError: the ranks did not submit the same; on all of them.
-        DuplicateNameError: an operation of this name is under way.
+        DuplicateNameError: an operation of this name is in flight.
         TypeError: values of this dtype cannot be reduced.
         ValueError: both average and op were given, or this process is not in the process set.
     """
@@ -171,7 +171,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """:func:`allreduce` of several tensors in one operation."""
+    """Run :func:`allreduce` on several tensors in one operation."""
     resolved = resolve_op(average=average, op=op)
     pairs = [compression.compress(tensor) for tensor in tensors]
     apply: Any = _Allreduce.apply
@@ -183,7 +183,7 @@ def grouped_allreduce(
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """The ranks' tensors joined along their first dimension, in which alone they may differ. Differentiable.
+    """Join the ranks' tensors along their first dimension, the only one that may differ. Differentiable.
 
     Raises:
         HorovodInternalError: a peer is gone.
@@ -198,7 +198,7 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:
-    """:func:`allgather` of several tensors in one operation."""
+    """Run :func:`allgather` on several tensors in one operation."""
     check_rows(_adapter, tensors, "allgather")
     apply: Any = _Allgather.apply
     return cast(tuple[torch.Tensor, ...], apply(name, process_set, *tensors))
@@ -207,7 +207,7 @@ def grouped_allgather(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """The tensor of a global rank, on every rank, as a new tensor. Blocks until done. Differentiable.
+    """Return the tensor of a global rank, on every rank, as a new tensor. Blocks until done. Differentiable.
 
     Raises:
         HorovodInternalError: a peer is gone.
@@ -224,13 +224,13 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends rows to each rank and receives rows from each. Blocks until done. Differentiable.
+    """Send rows to each rank and receive rows from each. Blocks until done. Differentiable.
 
     Args:
-        tensor: its first rows go to the first member, and so on.
+        tensor: the first rows go to the first member, and so on.
         splits: rows to each member, a list or a tensor; the same number of rows to each by default.
-        name: pairs the calls of the ranks; calls without one are paired by their order.
-        process_set: whose members take part.
+        name: pairs the calls of the ranks; unnamed calls are paired by their order.
+        process_set: the participants.
 
     Returns:
         The rows received, joined in the order of the members; with splits also the rows from each.
@@ -239,7 +239,7 @@ def alltoall(
         HorovodInternalError: a peer is gone.
         MismatchError: the ranks' dtypes or other dimensions differ; on all of them.
         UnsupportedOperationError: a scalar.
-        ValueError: splits that do not add up to the rows there are.
+        ValueError: the splits do not add up to the number of rows.
     """
     apply: Any = _Alltoall.apply
     output, received = apply(tensor, splits, name, process_set)
@@ -255,9 +255,9 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Combines the ranks' tensors and gives each rank some rows of the result. Differentiable.
+    """Reduce the ranks' tensors and give each rank some rows of the result. Differentiable.
 
-    Rows are dealt in the order of the members, evenly; where they cannot be, the first members get one more.
+    Rows are divided in the order of the members, evenly; if that is impossible, the first members get one more.
 
     Raises:
         HorovodInternalError: a peer is gone.
@@ -278,7 +278,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """:func:`reducescatter` of several tensors in one operation."""
+    """Run :func:`reducescatter` on several tensors in one operation."""
     pairs = [compression.compress(tensor) for tensor in tensors]
     apply: Any = _Reducescatter.apply
     factors = (prescale_factor, postscale_factor)

@@ -1,4 +1,4 @@
-"""A sampler that knows how far an epoch has come, and deals out the rest anew when ranks come or go."""
+"""A sampler that tracks the progress of an epoch, and redistributes the rest when ranks join or leave."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from elastic_driver.worker.rounds.current import is_initialized, rank, size
 
 
 class ElasticSampler(Sampler[int]):
-    """Deals a data set's samples to the ranks, in an order that (seed, epoch) alone decide.
+    """Distributes a data set's samples to the ranks, in an order determined by (seed, epoch) alone.
 
-    Positions of the order go to the ranks in turn. What was processed is counted, not what was handed out, so that a
-    DataLoader may fetch ahead: call ``record_batch`` after each step, then commit the state. After a reset the
-    samples from the count on are dealt to the new ranks. Each sample of an epoch is used exactly once, except that
-    the last ones are repeated where their number cannot be divided by the ranks (see ``padding``).
+    The positions of the order go to the ranks in turn. Processed samples are counted, not those handed out, so that a
+    DataLoader may prefetch: call ``record_batch`` after each step, then commit the state. After a reset the samples
+    from the count on are distributed to the new ranks. Each sample of an epoch is used exactly once, except that the
+    last ones are repeated if their number is not divisible by the ranks (``padding``).
 
     Args:
         dataset: anything with a length.
@@ -25,9 +25,9 @@ class ElasticSampler(Sampler[int]):
         seed: of that order; the same on all ranks.
 
     Attributes:
-        epoch: the present epoch.
+        epoch: the current epoch.
         processed_num: samples of it that all ranks together have processed.
-        padding: samples that will be dealt a second time by the end of the epoch, on all ranks together.
+        padding: samples that are repeated by the end of the epoch, on all ranks together.
         rank_padding: how many of this rank's last samples are such repetitions.
     """
 
@@ -52,13 +52,13 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch: nothing of it is processed. To be called at its end, for the next (as in Horovod)."""
+        """Start an epoch with nothing processed. Call it at an epoch's end, for the next (as in Horovod)."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Counts a batch as processed: this rank's and, at the same step, that of every other.
+        """Count a batch as processed: this rank's and, at the same step, every other rank's.
 
         Args:
             batch_idx: for Horovod's signature.
@@ -67,28 +67,28 @@ class ElasticSampler(Sampler[int]):
         self._record(batch_size)
 
     def record_indices(self, indices: list[int]) -> None:
-        """Like :meth:`record_batch`, for callers who know which samples they used."""
+        """Count samples as processed, like :meth:`record_batch`, given their indices."""
         self._record(len(indices))
 
     def _record(self, count: int) -> None:
         self.processed_num = min(len(self.dataset), self.processed_num + count * self.num_replicas)
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
-        """The samples of this rank's batch with that number, counted from the last reset or ``set_epoch``."""
+        """Return the samples of this rank's batch with that number, counted from the last reset or ``set_epoch``."""
         return self._dealt[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where in which epoch this is."""
+        """Return the epoch and its progress."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes to where a :meth:`state_dict` was, and deals out the rest."""
+        """Set the epoch and progress from a :meth:`state_dict`, and redistribute the rest."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Deals out what is not processed to the ranks there are now."""
+        """Distribute the unprocessed samples to the current ranks."""
         self.rank, self.num_replicas = (rank(), size()) if is_initialized() else (0, 1)
         order = list(range(len(self.dataset)))
         if self.shuffle:
@@ -98,7 +98,7 @@ class ElasticSampler(Sampler[int]):
         self.num_samples = -(-remaining // self.num_replicas)
         total = self.num_samples * self.num_replicas
         self.padding = total - remaining
-        # Position p goes to rank p % num_replicas, and the repetitions are the last positions: one a rank at most.
+        # Position p goes to rank p % num_replicas, and the repetitions are the last positions: at most one per rank.
         self.rank_padding = 1 if self.padding and self.rank >= self.num_replicas - self.padding else 0
         repeats = (
             [self.remaining_indices[position % remaining] for position in range(self.padding)] if remaining else []
@@ -106,7 +106,7 @@ class ElasticSampler(Sampler[int]):
         self._dealt = (self.remaining_indices + repeats)[self.rank :: self.num_replicas]
 
     def __iter__(self) -> Iterator[int]:
-        """This rank's share of what was not processed at the last reset."""
+        """Iterate over this rank's share of the samples that were unprocessed at the last reset."""
         return iter(self._dealt)
 
     def __len__(self) -> int:

@@ -25,16 +25,16 @@ from elastic_driver.worker.api.objects import broadcast_object
 from elastic_driver.worker.engine.byte_collectives import broadcast
 from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, global_process_set, members_of
 
-# Tensors are packed into messages of this size, in bytes: large enough that latency does not count, small enough
+# Size of the messages into which tensors are packed, in bytes: large enough to make latency negligible, small enough
 # that a large model does not need its size again as a buffer.
 CHUNK_BYTES = 32 << 20
-# Of these types nearly all tensors are, and they are looked at no closer for that.
+# Types of nearly all tensors; they need no further checks of their type.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """Stands for a tensor in a skeleton."""
+    """Represents a tensor in a skeleton."""
 
     index: int
     shape: tuple[int, ...]
@@ -42,16 +42,16 @@ class Placeholder:
     device: str
 
     def __deepcopy__(self, memo: Any) -> Placeholder:
-        return self  # nothing in it can change, and a state has many
+        return self  # immutable, and a state has many
 
 
 @dataclass(frozen=True, slots=True)
 class StateDict:
-    """Stands for an OrderedDict, and keeps what ``state_dict`` hangs on it: the versions of the modules.
+    """Represents an OrderedDict with the attribute set by ``state_dict``: the versions of the modules.
 
     Attributes:
         values: its items.
-        metadata: its ``_metadata``, which nobody changes; None without.
+        metadata: its ``_metadata``, which is never changed; None without.
     """
 
     values: dict[Any, Any]
@@ -62,7 +62,9 @@ class StateDict:
 
 
 def with_metadata(values: Mapping[Any, Any], metadata: Any) -> OrderedDict[Any, Any]:
-    """An OrderedDict as ``state_dict`` gives it: ``load_state_dict`` reads the versions of the modules from it."""
+    """Make an OrderedDict like that of ``state_dict``, from which ``load_state_dict`` reads the versions of the
+    modules.
+    """
     made = OrderedDict(values)
     if metadata is not None:
         set_metadata(made, metadata)
@@ -71,13 +73,13 @@ def with_metadata(values: Mapping[Any, Any], metadata: Any) -> OrderedDict[Any, 
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """Stands for a sparse tensor in a skeleton.
+    """Represents a sparse tensor in a skeleton.
 
     Attributes:
-        layout: its own.
-        shape: the whole tensor's.
+        layout: its layout.
+        shape: the whole tensor's shape.
         parts: placeholders of its indices, one tensor or two, and its values.
-        coalesced: see torch.
+        coalesced: whether it is coalesced (torch).
     """
 
     layout: torch.layout
@@ -89,7 +91,7 @@ class Sparse:
         return self
 
     def tensor(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The tensor with these parts, where they are."""
+        """Make the tensor from these parts, on their device."""
         *indices, values = parts
         if self.layout is torch.sparse_coo:
             return torch.sparse_coo_tensor(
@@ -124,7 +126,7 @@ def _parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def check_can_be_kept(tensor: torch.Tensor, name: str) -> None:
-    """Raises UnsupportedOperationError, which names the tensor, unless it can be copied bit for bit."""
+    """Raise UnsupportedOperationError, naming the tensor, unless it can be copied bit for bit."""
     if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
         raise UnsupportedOperationError(
             f"cannot keep {name}: it has no values yet, as its module is lazy; call the model with a batch before"
@@ -138,7 +140,7 @@ def check_can_be_kept(tensor: torch.Tensor, name: str) -> None:
         kind = "nested"
     elif tensor.is_quantized:
         kind = "quantized"
-    elif hasattr(tensor, "__tensor_flatten__"):  # it is made of other tensors
+    elif hasattr(tensor, "__tensor_flatten__"):  # it consists of other tensors
         kind = type(tensor).__name__
     elif tensor.layout not in (torch.strided, torch.sparse_coo, *_COMPRESSED):
         kind = str(tensor.layout).removeprefix("torch.").removeprefix("_")
@@ -150,10 +152,10 @@ def check_can_be_kept(tensor: torch.Tensor, name: str) -> None:
 
 
 def flatten(tree: Any) -> tuple[Any, list[torch.Tensor]]:
-    """A skeleton (whose other values are the tree's own, not copies) and the tensors (the tree's own, detached).
+    """Return the skeleton (other values are the tree's own, not copies) and the tensors (the tree's own, detached).
 
     Raises:
-        UnsupportedOperationError: there is a tensor that cannot be copied bit for bit; names it.
+        UnsupportedOperationError: a tensor cannot be copied bit for bit; names it.
     """
     tensors: list[torch.Tensor] = []
     path: list[Any] = []
@@ -191,7 +193,7 @@ def flatten(tree: Any) -> tuple[Any, list[torch.Tensor]]:
 
 
 def unflatten(skeleton: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """The tree; values that are no tensors are copies."""
+    """Return the tree; values that are not tensors are copies."""
     if isinstance(skeleton, Placeholder):
         return tensors[skeleton.index]
     if isinstance(skeleton, Sparse):
@@ -207,10 +209,10 @@ def unflatten(skeleton: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 class HostCopy:
-    """A tree's copy in host memory. Nothing in it changes while a state has it as its restore point.
+    """A tree's copy in host memory. It does not change while it is a state's restore point.
 
     Args:
-        skeleton: the tree's, with values of its own.
+        skeleton: the tree's skeleton, with its own values.
         tensors: the copies.
     """
 
@@ -219,15 +221,15 @@ class HostCopy:
         self.tensors = tensors
 
     def tree(self) -> Any:
-        """The tree. Its tensors are this object's own: to be copied from, not to be kept."""
+        """Return the tree. Its tensors are this object's own: copy from them, but do not keep them."""
         return unflatten(self._skeleton, self.tensors)
 
 
 class HostCopies:
-    """Takes copies of a state in host memory, into the memory of those that are not needed any more.
+    """Copies a state to host memory, reusing the memory of obsolete copies.
 
-    A copy never overwrites the one before: what fails or is interrupted half way must leave that as the restore point.
-    So there are two sets of buffers in turn, and a third one while a reader is at work.
+    A copy never overwrites the previous one: if it fails or is interrupted, that must remain the restore point. So two
+    sets of buffers are used in turn, and a third one while a reader uses one.
     """
 
     def __init__(self) -> None:
@@ -236,7 +238,7 @@ class HostCopies:
 
     @torch.no_grad()
     def take(self, tree: Any) -> HostCopy:
-        """A copy of the tree."""
+        """Copy the tree."""
         skeleton, tensors = flatten(tree)
         skeleton = copy.deepcopy(skeleton)  # may fail: before anything is copied
         former = self._free.pop() if self._free else []
@@ -248,12 +250,12 @@ class HostCopies:
         return HostCopy(skeleton, kept)
 
     def let_go(self, former: HostCopy) -> None:
-        """A copy is no restore point any more: its memory may be used again, unless it is lent."""
+        """Mark a copy as obsolete: its memory may be reused, unless it is lent."""
         if former is not self._lent:
             self._free = [former.tensors]
 
     def lend(self, present: HostCopy) -> None:
-        """Leaves the restore point to a reader, until the next is lent: by then this one is read."""
+        """Lend the restore point to a reader, until the next is lent: by then this one has been read."""
         lent, self._lent = self._lent, present
         if lent is not None and lent is not present:
             self._free = [lent.tensors]
@@ -261,7 +263,7 @@ class HostCopies:
 
 @torch.no_grad()
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copies tensors into tensors of the same shapes and layouts."""
+    """Copy tensors into tensors of the same shapes and layouts."""
     plain: list[tuple[torch.Tensor, torch.Tensor]] = []
     for target, source in zip(targets, sources, strict=True):
         if _is_simple(target) and _is_simple(source):
@@ -278,12 +280,12 @@ def _is_simple(tensor: torch.Tensor) -> bool:
 
 
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copies a tensor of any kind that can be kept into one of the same shape and layout."""
+    """Copy a tensor of any supported kind into one of the same shape and layout."""
     if target.layout in _COMPRESSED and target.values().shape != source.values().shape:
         target.resize_as_sparse_(source)
     elif target.layout is torch.strided:
         for dim, stride in enumerate(target.stride()):
-            if stride == 0 and target.shape[dim] > 1:  # expanded: all of them are one
+            if stride == 0 and target.shape[dim] > 1:  # expanded: all elements share one
                 target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
     target.copy_(source)
 
@@ -305,9 +307,9 @@ def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 @torch.no_grad()
 def broadcast_tensors(members: Members, tensors: Sequence[torch.Tensor], root_rank: int) -> None:
-    """Overwrites tensors with the root's, packed into few messages. Shapes and dtypes agree on all ranks.
+    """Overwrite tensors with the root's, packed into few messages. Shapes and dtypes agree on all ranks.
 
-    A planned change lets all messages arrive, or none. After the round's end nothing is written any more.
+    At a planned change all messages arrive, or none. After the round's end nothing is written any more.
     """
     if members.size > 1:
         members.context.wholes.write(lambda: _broadcast_tensors(members, tensors, root_rank))
@@ -331,7 +333,7 @@ def _broadcast_tensors(members: Members, tensors: Sequence[torch.Tensor], root_r
 
 def _unpack(parts: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
     for part, tensor in zip(parts, tensors, strict=True):
-        # Through a copy of its own: a part may start where the dtype must not.
+        # Through a copy of its own: a part may not be aligned for the dtype.
         copy_into(tensor, part.clone().view(tensor.dtype).reshape(tensor.shape))
 
 
@@ -341,7 +343,7 @@ def broadcast_tree(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The root's tree, on every rank; elsewhere than on the root its tensors are new ones, on the CPU."""
+    """Return the root's tree, on every rank; except on the root its tensors are new ones, on the CPU."""
     members = members_of(process_set)
     skeleton = broadcast_object(skeleton, root_rank, process_set=process_set)
     if members.context.slot.rank != root_rank:
@@ -371,17 +373,17 @@ def broadcast_tree(
 
 
 def optimizer_tree(optimizer: torch.optim.Optimizer) -> Any:
-    """The optimizer's state and options, with parameters named by their number. Its own tensors, not copies."""
+    """Return the optimizer's state and options, with numbered parameters. The tensors are the live ones, not copies."""
     return optimizer.state_dict()
 
 
 @torch.no_grad()
 def set_optimizer(optimizer: torch.optim.Optimizer, tree: Any) -> None:
-    """Makes an optimizer's state and options those of a tree, bitwise.
+    """Set an optimizer's state and options from a tree, bitwise.
 
-    Not by ``load_state_dict``, which keeps the tensors it is given (so that the next step would change the saved
-    copy) and casts them to the dtype of their parameter (so that they would not be the same bits). An optimizer
-    with hooks that make another state of it, or whose class has its own ``load_state_dict``, gets its way, with copies.
+    Does not use ``load_state_dict``, which keeps the given tensors (so that the next step would change the saved copy)
+    and casts them to the dtype of their parameter (so that bits would change). An optimizer with hooks that transform
+    its state, or whose class has its own ``load_state_dict``, is set by that, with copies.
     """
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict or has_state_hooks(optimizer):
         optimizer.load_state_dict(copy.deepcopy(tree))
@@ -404,7 +406,7 @@ def set_optimizer(optimizer: torch.optim.Optimizer, tree: Any) -> None:
     for param in stateless:
         del optimizer.state[param]
     for number, saved_state in tree["state"].items():
-        if number not in params:  # what an optimizer keeps for itself, under a name of its own
+        if number not in params:  # the optimizer's own entry, under its own key
             optimizer.state[number] = copy.deepcopy(saved_state)
             continue
         param = params[number]
@@ -415,7 +417,7 @@ def set_optimizer(optimizer: torch.optim.Optimizer, tree: Any) -> None:
         for name in [name for name in live if name not in saved_state]:
             del live[name]
         for name, value in saved_state.items():
-            # Adam's step lives on the CPU whatever the parameter's device (unless it is capturable).
+            # Adam's step is on the CPU whatever the parameter's device (unless it is capturable).
             device = "cpu" if name == "step" and not _capturable(groups) else str(param.device)
             live[name] = _placed(value, live.get(name), device=device)
 
@@ -425,7 +427,7 @@ def _capturable(groups: Sequence[dict[str, Any]]) -> bool:
 
 
 def _placed(value: Any, live: Any, *, device: str) -> Any:
-    """The value for a live place: into its tensor if that fits, else a copy."""
+    """Return the value for an attribute: copied into its live tensor if that fits, else a new copy."""
     if not isinstance(value, torch.Tensor):
         return copy.deepcopy(value)
     if (

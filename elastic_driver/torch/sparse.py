@@ -1,4 +1,4 @@
-"""The reduction of sparse tensors, by gathering their indices and values."""
+"""Allreduce of sparse tensors, by gathering their indices and values."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from elastic_driver.worker.rounds.process_sets import ProcessSet, global_process
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: ReduceOp, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Begins a sum or an average of sparse tensors, by gathering their indices and values.
+    """Start a sum or an average of sparse tensors, by gathering their indices and values.
 
     Returns:
-        A function that blocks until it is done and returns the sparse tensor, in which an index may be there several
-        times (``coalesce()`` adds them up).
+        A function that blocks until done and returns the sparse tensor, in which an index may occur several times
+            (``coalesce()`` adds them up).
 
     Raises:
         TypeError: the tensor is not sparse, or op is neither Average nor Sum.

@@ -25,19 +25,19 @@ from elastic_driver.worker.state import ObjectState, check_attributes, check_nam
 
 
 class Handler(Protocol):
-    """How one kind of value is read and written."""
+    """Reads and writes the state of one kind of value."""
 
     def tree(self) -> Any:
-        """What there is to keep; tensors in it are the live ones."""
+        """Return the state to keep; tensors in it are the live ones."""
 
     def set(self, tree: Any) -> None:
-        """Makes the value that of a tree, whose tensors stay the caller's."""
+        """Set the value's state to a tree, whose tensors stay the caller's."""
 
     def restored(self) -> None:
-        """After a failed step."""
+        """Clean up after a restore."""
 
     def reset(self) -> None:
-        """In a new round."""
+        """Adapt to a new round."""
 
 
 class _Handler:
@@ -51,14 +51,14 @@ class _Handler:
         self.value.load_state_dict(copy.deepcopy(tree))
 
     def restored(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def reset(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class ModelHandler(_Handler):
-    """Of a module."""
+    """The state of a module."""
 
     @torch.no_grad()
     def set(self, tree: Any) -> None:
@@ -67,7 +67,7 @@ class ModelHandler(_Handler):
             live = self.value.state_dict(keep_vars=True)
         held = _held(self.value)
         is_plain = not _has_hooks(self.value)
-        # Only into what the module holds itself: a state_dict may be of its own making.
+        # Only into tensors that the module itself holds: a state_dict may be custom.
         fits = (
             is_plain
             and live.keys() == tree.keys()
@@ -81,17 +81,17 @@ class ModelHandler(_Handler):
             )
         )
         if fits:
-            # Not by way of the detached ones, which do not pass on that a sparse tensor has other indices.
+            # Not into detached tensors, which do not propagate a sparse tensor's new indices.
             copy_all([live[name] for name in tree], list(tree.values()))
             return
-        # The module's own way, for extra state, hooks, other shapes. It copies into parameters and buffers, and may
-        # keep whatever else it is given.
+        # By the module's own method, for extra state, hooks, or other shapes. It copies into parameters and buffers,
+        # but may keep any other value it is given.
         kept = {name: value if is_plain and name in held else copy.deepcopy(value) for name, value in tree.items()}
         self.value.load_state_dict(with_metadata(kept, copy.deepcopy(metadata_of(tree))))
 
 
 def _has_hooks(module: torch.nn.Module) -> bool:
-    """Whether it, or a module in it, has hooks for loading, or loads in a way of its own."""
+    """Return whether the module, or one in it, has hooks for loading, or its own way to load."""
     return any(
         has_load_hooks(part) or type(part).load_state_dict is not torch.nn.Module.load_state_dict
         for part in module.modules()
@@ -99,7 +99,7 @@ def _has_hooks(module: torch.nn.Module) -> bool:
 
 
 def _held(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Its parameters and buffers themselves."""
+    """Return the module's own parameters and buffers."""
     return {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
@@ -107,9 +107,9 @@ def _held(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _convert(module: torch.nn.Module, live: Any, tree: Any) -> bool:
-    """Gives tensors of a module back the dtypes that they have in a tree; returns whether any had another.
+    """Convert a module's tensors to their dtypes in a tree; return whether any had another.
 
-    As ``module.double()`` does it. ``load_state_dict`` would cast the values to the dtypes that the module has now.
+    Converts as ``module.double()`` does. ``load_state_dict`` would cast the values to the module's current dtypes.
     """
     others = [
         name
@@ -123,14 +123,14 @@ def _convert(module: torch.nn.Module, live: Any, tree: Any) -> bool:
         return False
     held = _held(module)
     for name in others:
-        if name not in held:  # of a state_dict of the module's own making
+        if name not in held:  # from a custom state_dict
             raise ValueError(
                 f"cannot make {name} what it was: it has dtype {live[name].dtype} now, and {tree[name].dtype} in the "
                 "saved state"
             )
     for name in others:
-        if held[name].dtype != tree[name].dtype:  # else the same tensor under another name was done
-            held[name].grad = None  # of another dtype, and of a step that is undone
+        if held[name].dtype != tree[name].dtype:  # else the same tensor was converted under another name
+            held[name].grad = None  # it has another dtype, and belongs to an undone step
             held[name].data = held[name].data.to(tree[name].dtype)
     return True
 
@@ -143,7 +143,7 @@ class _OptimizerHandler(_Handler):
         set_optimizer(self.value, tree)
 
     def restored(self) -> None:
-        # A failed step leaves gradients behind, in part reduced. They are of no commit.
+        # A failed step leaves gradients behind, partly reduced. They belong to no commit.
         forget = getattr(self.value, "forget_gradients", None)
         if forget is not None:
             forget()
@@ -176,18 +176,18 @@ def _handler_of(value: Any) -> Handler | None:
 class TorchState(ObjectState):
     """State of a training: ``TorchState(model=model, optimizer=optimizer, epoch=0, batch=0)``.
 
-    Values that are modules, optimizers, samplers, or have ``state_dict`` and ``load_state_dict`` (LR schedulers,
-    gradient scalers) are kept by their state; all others as plain attributes. ``save`` copies into host buffers, two
-    sets in turn, so that one that fails half way leaves the restore point as it was. ``restore`` and ``sync`` are
-    bitwise, tensors on other devices go through the CPU.
+    For values that are modules, optimizers, samplers, or have ``state_dict`` and ``load_state_dict`` (LR schedulers,
+    gradient scalers), their state is kept; all others are plain attributes. ``save`` copies into host buffers, two sets
+    in turn, so that an incomplete copy leaves the restore point intact. ``restore`` and ``sync`` are bitwise; tensors
+    on other devices go through the CPU.
 
     Args:
         model: a module, if any.
         optimizer: an optimizer, if any.
-        **kwargs: further values, by the names they have on the state.
+        **kwargs: further values, by the names of their attributes.
     """
 
-    model: Any = None  # for who asks a state that was given none
+    model: Any = None  # for readers of a state without one
     optimizer: Any = None
 
     def __init__(
@@ -198,7 +198,7 @@ class TorchState(ObjectState):
     ) -> None:
         self._handlers: dict[str, Handler] = {}
         self._copies = HostCopies()
-        self._copy = HostCopy({}, [])  # the restore point of what has a handler
+        self._copy = HostCopy({}, [])  # the restore point of values with a handler
         given = {name: value for name, value in (("model", model), ("optimizer", optimizer)) if value is not None}
         plain: dict[str, Any] = {}
         for name, value in (given | kwargs).items():
@@ -226,7 +226,7 @@ class TorchState(ObjectState):
         return {name: handler.tree() for name, handler in self._handlers.items()}
 
     def save(self) -> None:
-        """See State."""
+        """Copy all values as the new restore point."""
         former = self._copy
         super().save()
         self._copies.let_go(former)
@@ -235,7 +235,7 @@ class TorchState(ObjectState):
         return {**super()._copied(), "_copy": self._copies.take(self._trees())}
 
     def restore(self) -> None:
-        """See State."""
+        """Restore all values from the restore point."""
         saved = self._copy.tree()
         for name, handler in self._handlers.items():
             handler.set(saved[name])
@@ -243,7 +243,7 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """See State. One object, then the tensors of all values in few messages."""
+        """Send rank 0's values to all ranks: one object, then all tensors in few messages."""
         context = current()
         if context.slot.size > 1:
             skeleton, tensors = flatten(self._trees())
@@ -254,17 +254,17 @@ class TorchState(ObjectState):
                 self._take(values.value)
         else:
             commits = self._commits
-        self.reset()  # a sampler made before init() knows its rank only now
+        self.reset()  # a sampler made before init() learns its rank only now
         self._save_as(commits)
 
     def _durable_values(self, *, lend: bool = False) -> dict[str, Any]:
-        """See State."""
+        """Return the restore point, by attribute."""
         if lend:
             self._copies.lend(self._copy)
         return {**self._copy.tree(), **super()._durable_values()}
 
     def _load_durable(self, values: dict[str, Any], commits: int) -> None:
-        """See State."""
+        """Set the values and the restore point from a commit on disk."""
         check_names(values, [*self._handlers, *self._names])
         for name, handler in self._handlers.items():
             handler.set(values[name])
@@ -272,13 +272,13 @@ class TorchState(ObjectState):
         self._save_as(commits)
 
     def reset(self) -> None:
-        """See State."""
+        """Adapt all values to a new round."""
         for handler in self._handlers.values():
             handler.reset()
 
 
 class _Opaque:
-    """Plain attributes on their way: their tensors are pickled with them, and they are not copied again."""
+    """Wraps plain attributes while they are sent: their tensors are pickled with them, without a further copy."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

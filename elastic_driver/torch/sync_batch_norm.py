@@ -1,4 +1,4 @@
-"""Batch normalization with the statistics of all ranks' batches together."""
+"""Batch normalization over all ranks' batches together."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, globa
 
 
 class SyncBatchNorm(BatchNorm):
-    """BatchNorm whose mean and variance are those of the batches of all ranks, which may differ in size.
+    """BatchNorm whose mean and variance are those of all ranks' batches, which may differ in size.
 
     For inputs of shape (N, C, ...). In eval mode, and with one rank, it is torch's BatchNorm. The gradients of weight
-    and bias are this rank's share, as those of other parameters; DistributedOptimizer combines them.
+    and bias are this rank's share, like those of other parameters; DistributedOptimizer reduces them.
 
     Args:
         num_features: C.
         eps: added to the variance.
         momentum: of the running statistics; None for their plain average over the batches.
-        affine: whether there are weight and bias.
-        track_running_stats: whether running statistics are kept, and used in eval mode.
-        process_set: the ranks that take part.
+        affine: whether it has weight and bias.
+        track_running_stats: whether to keep running statistics, and use them in eval mode.
+        process_set: the participants.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class SyncBatchNorm(BatchNorm):
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalizes. Blocks until the other ranks have come to the same layer, where statistics are shared.
+        """Normalize the input. Where statistics are shared, blocks until the other ranks reach the same layer.
 
         Raises:
             HorovodInternalError: a peer is gone.
@@ -137,7 +137,7 @@ class _Normalize(torch.autograd.Function):
         grad_bias, grad_scaled = sums.to(input.device, scale.dtype)
         grad_input = grad_weight = None
         if ctx.needs_input_grad[0]:
-            # Each output depends on all ranks' inputs, by way of the two statistics.
+            # Each output depends on all ranks' inputs, through the two statistics.
             work = sums.clone()
             operation = Operation(
                 Kind.ALLREDUCE,
@@ -161,12 +161,12 @@ class _Normalize(torch.autograd.Function):
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in a dtype that statistics can be computed in."""
+    """Return the tensor in a dtype that is wide enough for statistics."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _allgather(members: Members, vector: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The ranks' vectors, (ranks, len(vector)) float64."""
+    """Return the ranks' vectors, (ranks, len(vector)) float64."""
     data = torch.from_numpy(vector).view(1, -1)
     specs = (spec_of(data),)
     operation = Operation(

@@ -1,1 +1,1 @@
-"""Operations whose memory is on a device: NCCL groups, their lane, and the arithmetic there."""
+"""Operations on device memory: NCCL groups, their lane, and the arithmetic on devices."""

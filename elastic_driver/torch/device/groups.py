@@ -1,9 +1,9 @@
-"""The process groups of torch's that carry operations on devices, and the members' agreement on which to use.
+"""torch's process groups that run operations on devices, and the members' agreement on which to use.
 
-For each process set there is a fast group (NCCL, for CUDA) where all its members have shown that they can use it: they
-have made it, and a small sum over it was right, in a bounded time. Where any could not, all of them use Gloo, on copies
-in host memory. What the members know of this they tell each other over the round's rendezvous, and not by collectives,
-so that ranks that have joined take part.
+Each process set has a fast group (NCCL, for CUDA) if all its members have shown that they can use it: they made it, and
+a small sum over it was right, within a time limit. If any could not, all of them use Gloo, on copies in host memory.
+The members exchange these facts over the round's rendezvous, and not by collectives, so that ranks that have joined
+take part.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _OPS = {
 _PROBE_ELEMENTS = 8
 _CLOSE_S = 2.0
 
-_stuck: list[Any] = []  # groups whose abort did not end; their destructors would block
+_stuck: list[Any] = []  # groups whose abort has not ended; their destructors would block
 _warnings: set[str] = set()
 _given_up = ""
 
 
 class Store(c10d.Store):
-    """The Store of one fast group, over the round's rendezvous: a key that one member sets, the others get.
+    """The Store of one fast group, over the round's rendezvous: one member sets a key, the others get it.
 
-    Only communicators' ids are passed on. All else that a process group notes in its store stays in this process.
+    Only communicators' ids are sent. All other keys that a process group sets stay in this process.
     """
 
     def __init__(self, scope: str, index: int, count: int, exchange: Exchange) -> None:
@@ -56,23 +56,23 @@ class Store(c10d.Store):
         self._values: dict[str, bytes] = {}
 
     def clone(self) -> Store:
-        """This one: it can be used by several threads."""
+        """Return this store, which is thread-safe."""
         return self
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
-        """Remembers a value; an id's travels in a thread, as several members may set one each before they get any."""
+        """Store a value; an id is sent in a thread, as several members may set one each before they get any."""
         with self._lock:
             self._values[key] = bytes(value)
         if is_communicator_id(key):
             threading.Thread(target=self._send, args=(key,), name="elastic-device-id", daemon=True).start()
 
     def _send(self, key: str) -> None:
-        # When it fails the round is over, which the others learn in another way.
+        # If this fails the round is over, which the others learn in another way.
         with contextlib.suppress(Exception):
             self._exchange(f"{self._scope}.{key}", key=self._index, count=self._count, value=self._values[key])
 
     def get(self, key: str) -> bytes:
-        """Blocks until the member that sets it has done so."""
+        """Return a value. Blocks until the member that sets it has done so."""
         with self._lock:
             value = self._values.get(key)
         if value is None:
@@ -85,63 +85,63 @@ class Store(c10d.Store):
         return value
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """See get."""
+        """Return several values."""
         return [self.get(key) for key in keys]
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are known here already."""
+        """Return whether all keys are already known here."""
         with self._lock:
             return all(key in self._values for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Blocks until all are set."""
+        """Block until all keys are set."""
         for key in keys:
             self.get(key)
 
     def add(self, key: str, value: int) -> int:
-        """Counts, in this process."""
+        """Add to a counter of this process."""
         with self._lock:
             total = int(self._values.get(key, b"0")) + value
             self._values[key] = str(total).encode()
         return total
 
     def deleteKey(self, key: str) -> bool:
-        """Forgets a value, in this process; by the name that the C++ side looks for."""
+        """Delete a value of this process; named as the C++ side expects."""
         with self._lock:
             return self._values.pop(key, None) is not None
 
 
 class MakeFast(Protocol):
-    """Makes a fast group; blocks as it likes."""
+    """Makes a fast group; may block."""
 
     def __call__(self, store: Store, index: int, size: int, timeout_s: float) -> Any:
-        """A backend of torch's, or what has its methods. Raises any Exception."""
+        """Return one of torch's backends, or an object with its methods. Raises any Exception."""
 
 
 def _make_nccl(store: Store, index: int, size: int, timeout_s: float) -> Any:
-    # What it reads of the environment the driver has set (dialects/ours.py): here, in a thread, setenv would pull the
-    # environment from under other threads' getenv.
+    # The driver has set the environment variables that it reads (dialects/ours.py): here, in a thread, setenv would
+    # move the environment while other threads call getenv.
     return nccl_group(store, index, size, timeout_s)
 
 
 fast_groups: dict[str, MakeFast] = {"cuda": _make_nccl}
-"""By type of device: who makes its fast groups. There is none for CPU tensors, but in tests."""
+"""The makers of fast groups, by device type. There is none for CPU tensors, except in tests."""
 
 
 def given_up() -> str:
-    """Why the members of an earlier round could not use a fast group that they should have been able to; "" if not."""
+    """Return why the members of an earlier round could not use a fast group although they should have; "" otherwise."""
     return _given_up
 
 
 def say_once(text: str) -> None:
-    """Warns, once in this process."""
+    """Log a warning, once in this process."""
     if text not in _warnings:
         _warnings.add(text)
         _log.warning("elastic_driver: %s", text)
 
 
 def _identity(device: torch.device) -> str:
-    """The physical device."""
+    """Return an id of the physical device."""
     if device.type != "cuda":
         return f"{device.type} of process {os.getpid()}"
     properties: Any = torch.cuda.get_device_properties(device)
@@ -149,7 +149,9 @@ def _identity(device: torch.device) -> str:
 
 
 def abort_in_thread(backend: Any) -> threading.Thread:
-    """Begins the abort of a fast group. It may never end, and nor may the group's destructor then: so that is kept."""
+    """Start aborting a fast group. That may never end, in which case its destructor would block: so it is kept
+    alive.
+    """
     _stuck.append(backend)
 
     def end() -> None:
@@ -163,7 +165,7 @@ def abort_in_thread(backend: Any) -> threading.Thread:
 
 
 def has_ended(abort: threading.Thread) -> bool:
-    """Whether an abort has, within a moment."""
+    """Return whether an abort has ended, after a short wait."""
     abort.join(_CLOSE_S)
     if abort.is_alive():
         native_loader.load().park_threads_at_exit()
@@ -172,11 +174,11 @@ def has_ended(abort: threading.Thread) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """How the making of a fast group went on one member.
+    """The outcome of making a fast group on one member.
 
     Attributes:
-        why: it cannot be used; "" when it can.
-        late: whether it did not come up in time, which may be because another member's has failed.
+        why: why it cannot be used; "" if it can.
+        late: whether it timed out, which may be because another member's failed.
     """
 
     why: str = ""
@@ -184,7 +186,7 @@ class _Verdict:
 
 
 class _Probe:
-    """The making of a fast group and a sum over it, in a thread that may never come back."""
+    """Makes a fast group and a sum over it, in a thread that may never return."""
 
     def __init__(
         self, make: MakeFast, store: Store, index: int, size: int, device: torch.device, timeout_s: float
@@ -197,13 +199,13 @@ class _Probe:
         self._thread = threading.Thread(target=self._run, name="elastic-device-probe", daemon=True)
 
     def run(self, limit_s: float, stopped: threading.Event) -> _Verdict:
-        """Whether it can be used. Returns after ``limit_s`` at the latest, or when ``stopped``."""
+        """Return whether it can be used, after ``limit_s`` at the latest, or when ``stopped``."""
         self._thread.start()
         waited_s = 0.0
         while not self._over.wait(0.05) and not stopped.is_set():
             waited_s += 0.05
             if waited_s >= limit_s:
-                native_loader.load().park_threads_at_exit()  # the thread may come back at any time, or never
+                native_loader.load().park_threads_at_exit()  # the thread may return at any time, or never
                 return _Verdict(f"its first sum did not end within {limit_s:g} s", late=True)
         return _Verdict(self.failure or ("the round is over" if stopped.is_set() else ""))
 
@@ -231,12 +233,12 @@ class Peers:
     """The process group of one process set. One thread uses it; any may abort it.
 
     Args:
-        links: the exchange of the round, the own address, and a collective's time limit.
-        number: of the process set.
+        links: the exchange of the round, this process's address, and a collective's time limit.
+        number: number of the process set.
         ranks: its global ranks.
-        index: this process's place among them.
+        index: this process's index among them.
         device: of the tensors.
-        strict: whether it is an error when there is no fast group.
+        strict: whether the lack of a fast group is an error.
         probe_s: how long a fast group may take to show that it works.
     """
 
@@ -259,7 +261,7 @@ class Peers:
         self._lock = threading.Lock()  # guards the two below
         self._gloo: TorchCollectives | None = None
         self._fast: Any = None
-        self._store: Store | None = None  # torch holds its C++ half only, which is nothing without this one
+        self._store: Store | None = None  # torch holds only its C++ half, which is useless without this one
         self._group: Any = None
         self._works: list[Any] = []
         self._ending: threading.Thread | None = None
@@ -270,7 +272,7 @@ class Peers:
         return self._gloo is None
 
     def connect(self) -> None:
-        """Agrees with the other members on a group, and makes it.
+        """Agree with the other members on a group, and make it.
 
         Raises:
             DeviceLaneError: there is no fast group, and strict; the same on all members.
@@ -295,7 +297,7 @@ class Peers:
         self._group = gloo.process_group
 
     def _refusal(self, make: MakeFast) -> str:
-        """Why the members do not use the fast group; the same on all of them."""
+        """Return why the members do not use the fast group; the same on all of them."""
         global _given_up
         places: dict[str, int] = {}
         for rank, device in zip(self.ranks, self._share("who", _identity(self.device)), strict=True):
@@ -314,20 +316,20 @@ class Peers:
             (late, f"rank {rank}: {why}") for rank, (why, late) in zip(self.ranks, verdicts, strict=True) if why
         ]
         if failures:
-            _given_up = min(failures)[1]  # who is late has often waited for one that failed
+            _given_up = min(failures)[1]  # a late one has often waited for one that failed
             self._drop_fast()
             return _given_up
         self._group = probe.group
         return ""
 
     def _share(self, scope: str, value: Any) -> list[Any]:
-        """What each member gives for this scope, by rank. Blocks until all have."""
+        """Return each member's value for this scope, by rank. Blocks until all have shared theirs."""
         encoded = json.dumps(value).encode()
         values = self._exchange(f"{self._name}.{scope}", key=self.index, count=self.size, value=encoded)
         return [json.loads(text) for text in values]
 
     def abort(self) -> None:
-        """Ends what is blocked. Never blocks."""
+        """End blocked calls. Never blocks."""
         self._stopped.set()
         with self._lock:
             gloo = self._gloo
@@ -336,14 +338,14 @@ class Peers:
         self._drop_fast()
 
     def _drop_fast(self) -> None:
-        """Aborts the fast group, in a thread: a communicator that is being made cannot always be aborted."""
+        """Abort the fast group, in a thread: aborting a communicator while it is being made may block."""
         with self._lock:
             fast, self._fast = self._fast, None
             if fast is not None:
                 self._ending = abort_in_thread(fast)
 
     def close(self) -> None:
-        """Frees the group; all members have done with it, or it was aborted."""
+        """Free the group; all members are done with it, or it was aborted."""
         self._works.clear()
         self._drop_fast()
         if self._ending is not None:
@@ -355,13 +357,13 @@ class Peers:
         self._group = None
 
     def settle(self) -> None:
-        """After the device has finished: raises what any of the operations since the last call failed with."""
+        """After the device has finished, raise the failure of any operation since the last call."""
         works, self._works = self._works, []
         for work in works:
             work.wait(timedelta(seconds=self._timeout_s))
 
     def _wait(self, work: Any) -> None:
-        # For a device this makes its current stream wait, not this thread; settle() is what sees failures.
+        # On a device this makes its current stream wait, not this thread; settle() reports failures.
         work.wait()
         if self._gloo is None:
             self._works.append(work)
@@ -374,7 +376,7 @@ class Peers:
         return options
 
     def allreduce(self, flat: torch.Tensor, op: ReduceOp) -> None:
-        """In place."""
+        """Reduce in place."""
         options = self._limited(c10d.AllreduceOptions())
         options.reduceOp = _OPS[op]
         work = self._here(flat)
@@ -383,7 +385,7 @@ class Peers:
             flat.copy_(work)
 
     def broadcast(self, data: torch.Tensor, root: int) -> None:
-        """Of bytes, in place, from a global rank."""
+        """Broadcast bytes in place, from a global rank."""
         options = self._limited(c10d.BroadcastOptions())
         options.rootRank, options.rootTensor = self.ranks.index(root), 0
         work = self._here(data)
@@ -392,7 +394,7 @@ class Peers:
             data.copy_(work)
 
     def allgather(self, data: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
-        """Bytes of all members; shorter ones travel padded."""
+        """Gather the bytes of all members; shorter ones are sent padded."""
         most = max(counts)
         if most == 0:
             return [data[:0] for _ in counts]
@@ -404,7 +406,7 @@ class Peers:
         return [part[:count].to(data.device) for part, count in zip(parts, counts, strict=True)]
 
     def alltoall(self, data: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
-        """Bytes; to and from each member."""
+        """Exchange bytes with each member."""
         work = self._here(data)
         output = work.new_empty(sum(received))
         self._wait(self._group.alltoall_base(output, work, received, sent, self._limited(c10d.AllToAllOptions())))
@@ -416,7 +418,7 @@ def _fast_name(device: torch.device) -> str:
 
 
 def shared_devices(machines: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Whether more ranks of a machine than it has devices are to use them; by rank: machine, visible devices."""
+    """Return the conflict if ranks outnumber their machine's devices; else "". By rank: machine, visible devices."""
     ranks: dict[str, list[int]] = {}
     devices: dict[str, set[str]] = {}
     for rank, (machine, visible) in enumerate(machines):

@@ -1,16 +1,15 @@
-"""Operations on device memory: agreed on by the native engine, run by a process group of torch's on a thread here.
+"""Operations on device memory: agreed on by the native engine, run by torch's process groups on a thread here.
 
-The engine negotiates these operations like all others and hands them out in one order on all members. Process groups
-are made over the round's rendezvous, one for each process set at its first operation, and go with the round (see
-groups.py).
+The engine negotiates these operations like all others and issues them in one order on all members. Process groups are
+made over the round's rendezvous, one for each process set at its first operation, and freed with the round (groups.py).
 
-An operation is done, for its handle, when the device has finished it: so that a round that ends meanwhile is an error
-there and never a result.
+An operation's handle is done when the device has finished it: so if the round ends meanwhile, that is an error and
+never a result.
 
-ELASTIC_DRIVER_DEVICE_LANE says which tensors go this way:
+ELASTIC_DRIVER_DEVICE_LANE selects the tensors that use this lane:
     auto (the default): CUDA tensors, where every rank has NCCL and a GPU of its own; else they are copied through the
         CPU, by the engine.
-    cuda: CUDA tensors; that they cannot is an error.
+    cuda: CUDA tensors; if they cannot, that is an error.
     off: none.
     cpu: CPU tensors, over Gloo; for tests.
 """
@@ -48,18 +47,18 @@ from elastic_driver.worker.settings import ENV_LANE, worker_settings
 
 _log = logging.getLogger("elastic_driver.worker")
 
-_NAME = "torch"  # by which this lane is known among those of devices
+_NAME = "torch"  # the name of this lane among the device lanes
 _IDLE_S = 1.0
-# Between looks at whether the device has finished: at first about what a small collective takes.
+# Between checks whether the device has finished: at first about the duration of a small collective.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 20e-6, 1e-3
 
 
 class Choice(NamedTuple):
-    """Which tensors go this way in a round.
+    """Which tensors use this lane in a round.
 
     Attributes:
         kind: "cuda", "cpu", or "" for none.
-        why: CUDA tensors do not although they might; "" when they do, or are not meant to.
+        why: why CUDA tensors do not although they might; "" if they do, or are not meant to.
     """
 
     kind: str
@@ -70,12 +69,12 @@ _resolved: weakref.WeakKeyDictionary[Context, Choice] = weakref.WeakKeyDictionar
 
 
 def mode() -> str:
-    """What the environment asks for. Raises SettingsError when there is no such mode."""
+    """Return the mode set in the environment. Raises SettingsError if it is invalid."""
     return worker_settings().device_lane
 
 
 def describe() -> dict[str, Any]:
-    """What the others must know to choose the same way. Touches no device."""
+    """Return the facts from which all members make the same choice. Touches no device."""
     chosen = mode()
     if chosen == "cpu":
         return {"mode": chosen, "why": f"{ENV_LANE}=cpu", "machine": os.uname().nodename, "visible": []}
@@ -91,12 +90,12 @@ def describe() -> dict[str, Any]:
 
 
 def _descriptions(context: Context) -> list[dict[str, Any] | None]:
-    """What each member says of its devices, by rank; None of one that does not use elastic_driver.torch."""
+    """Return each member's device facts, by rank; None for one that does not use elastic_driver.torch."""
     return [devices.get(_NAME) for devices in context.devices]
 
 
 def _choice_in(context: Context) -> Choice:
-    """The choice of a round. The same on all ranks: what they look at is what all have told each other."""
+    """Return the choice of a round, which is the same on all ranks: it depends only on exchanged facts."""
     choice = _resolved.get(context)
     if choice is None:
         choice = _resolved[context] = _resolve(context)
@@ -124,7 +123,7 @@ def _resolve(context: Context) -> Choice:
 
 
 def nccl_refusal(context: Context) -> str:
-    """Why the members of a round cannot use NCCL, all of them with a GPU of their own; "" when they can.
+    """Return why the members of a round cannot use NCCL, each with its own GPU; "" if they can.
 
     The same on all ranks.
     """
@@ -148,15 +147,15 @@ def _for_cpu(context: Context) -> bool:
 
 @dataclass(slots=True)
 class _Job:
-    """What this process has submitted, and what came of it.
+    """An operation that this process has submitted, and its outcome.
 
     Attributes:
         sources: the tensors.
         ready: events of the streams that make them.
-        in_place: whether results go where the sources are.
+        in_place: whether results are written to the sources.
         results: once done.
         received: rows from each member, of an alltoall.
-        failure: what is to be raised instead of a result: the round goes on, or ends for another reason than a peer's.
+        failure: raised instead of a result: the round continues, or ends for another reason than a peer's.
     """
 
     sources: list[torch.Tensor]
@@ -168,17 +167,19 @@ class _Job:
 
 
 class DeviceHandle:
-    """See Handle."""
+    """The Handle of an operation on a device."""
 
     def __init__(self, handle: NativeHandle, job: _Job) -> None:
         self._handle, self._job = handle, job
 
     def done(self) -> bool:
-        """See Handle."""
+        """Return whether the operation is done."""
         return self._handle.done()
 
     def result(self) -> Result:
-        """See Handle. Raises DeviceLaneError too, for want of NCCL, and what says that memory is out."""
+        """Block until it is done, and return its result. Also raises DeviceLaneError for lack of NCCL, and
+        out-of-memory errors.
+        """
         try:
             result = self._handle.result()
         except HorovodInternalError:
@@ -199,37 +200,37 @@ class DeviceRunner:
         self._rank = context.slot.rank
         self._kind = _choice_in(context).kind
         self._strict = _strict(context)
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the following attributes
         self._peers: dict[int, Peers] = {}
         self._removed_sets: set[int] = set()
         self._aborted = ""
-        self._home: torch.device | None = None  # of the last operation of this process
-        self._refused: dict[int, DeviceLaneError] = {}  # only the thread's
-        self._streams: dict[torch.device, Any] = {}  # only the thread's
+        self._home: torch.device | None = None  # device of this process's last operation
+        self._refused: dict[int, DeviceLaneError] = {}  # used only by the thread
+        self._streams: dict[torch.device, Any] = {}  # used only by the thread
         self._thread = threading.Thread(target=self._run, name="elastic-device", daemon=True)
 
     def start(self) -> None:
-        """Begins to run what the engine hands out."""
+        """Start running the engine's turns."""
         if self._kind == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._home = torch.device("cuda", torch.cuda.current_device())
         self._thread.start()
 
     def submit(self, operation: Operation, job: _Job) -> DeviceHandle:
-        """Submits an operation; its turn may come before this returns."""
+        """Submit an operation; its turn may come before this returns."""
         with self._lock:
             if self._aborted:
                 raise HorovodInternalError(f"cannot go on: {self._aborted}")
             self._home = job.sources[0].device
-        # The engine hands the job back with its turn.
+        # The engine returns the job with its turn.
         return DeviceHandle(self._engine.submit(replace(operation, keep=job)), job)
 
     def forget(self, number: int) -> None:
-        """The process set is gone; all of its operations have been handed out."""
+        """Forget a removed process set; all of its operations have been issued."""
         with self._lock:
             self._removed_sets.add(number)
 
     def abort(self, reason: str) -> None:
-        """Ends what is blocked, and the thread. Never blocks long."""
+        """End blocked calls, and the thread. Never blocks long."""
         with self._lock:
             self._aborted = self._aborted or reason or "aborted"
             peers = list(self._peers.values())
@@ -237,7 +238,7 @@ class DeviceRunner:
             group.abort()
 
     def join(self, timeout_s: float) -> None:
-        """Waits for the thread after abort()."""
+        """Wait for the thread after abort()."""
         if self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
@@ -251,7 +252,7 @@ class DeviceRunner:
                 else:
                     self._free()
         except HorovodInternalError as error:
-            self.abort(str(error))  # the round is over; peers that wait in a collective see it by the closed links
+            self.abort(str(error))  # the round is over; peers that wait in a collective notice closed connections
         except Exception as error:  # nobody would run the others' operations
             _log.exception("round %d: the thread of its devices failed", self._context.assignment.round_id)
             self.abort(str(error))
@@ -283,11 +284,11 @@ class DeviceRunner:
         except (
             MemoryError,
             torch.OutOfMemoryError,
-        ) as failure:  # a fault of the program: another round would not mend it
+        ) as failure:  # a fault of the program: another round would not fix it
             error = str(failure) or "out of memory"
             if job is not None:
                 job.failure = failure
-        except BaseException as failure:  # whatever it is, neither the peers nor a waiter must wait for this rank
+        except BaseException as failure:  # whatever fails, neither peers nor waiters must wait for this rank
             error = self._aborted or f"an operation on a device failed: {failure}"
         error = error or self._aborted
         self._engine.conclude(turn, error)
@@ -309,7 +310,7 @@ class DeviceRunner:
                 sources = [absent(dtype, shape, device, turn.reduce_op) for dtype, shape in turn.tensors]
             else:
                 sources = self._fetch(job, device, stream)
-            # Gloo gets copies: a collective of it that is aborted may come to its end much later, or never.
+            # Gloo gets copies: an aborted collective may end much later, or never.
             may_overwrite = peers.is_fast and (job is None or job.in_place or sources is not job.sources)
             factors = (turn.prescale if job is not None else 1.0, turn.postscale)
             instruction = Instruction(turn.kind, turn.reduce_op, turn.root, factors, may_overwrite=may_overwrite)
@@ -334,7 +335,7 @@ class DeviceRunner:
                 job.received = [turn.sizes[member * peers.size + peers.index] for member in range(peers.size)]
 
     def _fetch(self, job: _Job, device: torch.device, stream: Any) -> list[torch.Tensor]:
-        """The sources, on the device that the process set's group is for: one device of each process."""
+        """Return the sources on the device of the process set's group: one device per process."""
         if job.sources[0].device == device:
             for event in job.ready:
                 stream.wait_event(event)
@@ -344,7 +345,7 @@ class DeviceRunner:
         return [source.to(device) for source in job.sources]
 
     def _await(self, stream: Any) -> None:
-        """Blocks until the device has finished; not by the device's own wait, which nothing could end."""
+        """Block until the device has finished, without the device's own wait, which cannot be interrupted."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(stream)
         pause_s = _FIRST_PAUSE_S
@@ -355,7 +356,7 @@ class DeviceRunner:
             pause_s = min(1.5 * pause_s, _LAST_PAUSE_S)
 
     def _device(self) -> torch.device:
-        """Where this process takes part in operations that it has not submitted."""
+        """Return the device for operations that this process has not submitted."""
         with self._lock:
             home = self._home
         if home is None and self._kind == "cuda":
@@ -377,7 +378,7 @@ class DeviceRunner:
             ranks.index(self._rank),
             device,
             strict=self._strict,
-            # The others wait this long for the verdict of one whose group does not come up, and a bit longer.
+            # The others wait this long for the verdict of a member whose group times out, and a bit longer.
             probe_s=self._context.limits.build_s / 2,
         )
         with self._lock:
@@ -409,7 +410,7 @@ def _runner_of(engine: NativeEngine, context: Context) -> DeviceRunner:
             try:
                 runner.start()  # before it can be joined
                 engine.attach(runner)
-            except BaseException:  # of a signal's handler, perhaps: the next to come makes another
+            except BaseException:  # perhaps a signal handler's: the next caller makes another
                 if engine.device_runner is not runner:
                     runner.abort("its making was interrupted")
                 raise
@@ -419,7 +420,7 @@ def _runner_of(engine: NativeEngine, context: Context) -> DeviceRunner:
 
 def _await_devices() -> None:
     for device in range(torch.cuda.device_count()):
-        with contextlib.suppress(RuntimeError):  # what failed there is not under way any more
+        with contextlib.suppress(RuntimeError):  # a failed operation is no longer in flight
             torch.cuda.synchronize(device)
 
 
@@ -436,29 +437,29 @@ def _spec(tensor: torch.Tensor) -> TensorSpec:
 
 
 class TorchLane:
-    """The device lane of PyTorch's tensors: see DeviceLane, of rounds, and OperationLane, of the adapter."""
+    """The device lane of PyTorch's tensors: the DeviceLane of rounds, and the OperationLane of the adapter."""
 
     def describe(self) -> dict[str, Any]:
-        """See DeviceLane."""
+        """Return the facts from which all members make the same choice."""
         return describe()
 
     def quiesce(self, limit_s: float) -> bool:
-        """See DeviceLane."""
+        """Block until nothing runs on the devices, but for ``limit_s`` at most; return whether that is so."""
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return True
-        # Its own wait is not to be ended, so that a thread waits: a kernel that does not end keeps it for ever.
+        # The device's own wait cannot be interrupted, so a thread waits: a kernel that never ends blocks it for ever.
         waits = threading.Thread(target=_await_devices, name="elastic-device-wait", daemon=True)
         waits.start()
         waits.join(limit_s)
         return not waits.is_alive()
 
     def prepare_join(self, context: Context) -> None:
-        """See DeviceLane."""
+        """Start the round's runner, which serves the others' operations."""
         if context.slot.size > 1 and _choice_in(context).kind and isinstance(context.engine, NativeEngine):
             _runner_of(context.engine, context)
 
     def takes(self, members: Members, tensors: Sequence[Any]) -> bool:
-        """See OperationLane."""
+        """Return whether the lane runs an operation on these tensors."""
         if not tensors or not isinstance(tensors[0], torch.Tensor):
             return False
         kind = tensors[0].device.type
@@ -492,11 +493,11 @@ class TorchLane:
         factors: tuple[float, float] = (1.0, 1.0),
         splits: tuple[tuple[int, ...], ...] = (),
     ) -> int:
-        """See OperationLane."""
+        """Start an operation."""
         engine = members.context.engine
         assert isinstance(engine, NativeEngine)
         names = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
-        # A conjugate or a negative may be a flag on memory that says otherwise.
+        # A conjugate or negative tensor may be a flag on memory with other values.
         sources = [tensor.detach().contiguous().resolve_conj().resolve_neg() for tensor in tensors]
         reduces = kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER)
         if reduces:
@@ -545,11 +546,11 @@ class TorchLane:
         return begin(members, operation, finish=deliver, submit=lambda submitted: runner.submit(submitted, job))
 
     def submit(self, members: Members, operation: Operation, tensors: Sequence[torch.Tensor]) -> DeviceHandle:
-        """Submits an operation (one with ``device=1``) on tensors that ``takes`` has chosen, in place.
+        """Submit an operation (with ``device=1``) on tensors that ``takes`` has accepted, in place.
 
         Raises:
             HorovodInternalError: the round is broken or over.
-            DuplicateNameError: an operation of this name is under way.
+            DuplicateNameError: an operation of this name is in flight.
         """
         engine = members.context.engine
         assert isinstance(engine, NativeEngine)

@@ -1,4 +1,4 @@
-"""One rank's part of each operation on a device, in instruction of a process group's four collectives."""
+"""One rank's part of each operation on a device, built from a process group's four collectives."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SMALL = (torch.int8, torch.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What is to be done.
+    """Parameters of an operation.
 
     Attributes:
-        kind: the operation.
+        kind: the kind of operation.
         op: of a reduction.
         root: a global rank, of a broadcast.
-        factors: before and after a reduction.
+        factors: applied before and after a reduction.
         may_overwrite: whether the source may be overwritten.
     """
 
@@ -35,9 +35,9 @@ class Instruction:
 
 
 def absent(dtype: str, shape: tuple[int, ...], device: torch.device, op: ReduceOp) -> torch.Tensor:
-    """What this process puts into an allreduce of others when it has joined: other kinds are refused then.
+    """Return this process's contribution to others' allreduces after it has joined (other kinds are then refused).
 
-    It changes none of their values, and is not to be scaled.
+    It changes no result, and must not be scaled.
     """
     kind: torch.dtype = getattr(torch, dtype)
     limits = torch.finfo(kind) if kind.is_floating_point else torch.iinfo(kind)
@@ -54,15 +54,15 @@ def absent(dtype: str, shape: tuple[int, ...], device: torch.device, op: ReduceO
 def carry_out(
     peers: Peers, instruction: Instruction, source: torch.Tensor, place: int, count: int, sizes: Sequence[int]
 ) -> torch.Tensor:
-    """Runs one tensor's part of an operation; the result, on the same device.
+    """Run one tensor's part of an operation; return the result, on the same device.
 
     Args:
         peers: the group.
-        instruction: what is to be done.
+        instruction: the operation's parameters.
         source: contiguous.
-        place: number of the tensor in its operation.
+        place: index of the tensor in its operation.
         count: tensors of the operation.
-        sizes: of all members and tensors, for those kinds whose sizes may differ: rows, or splits.
+        sizes: of all members and tensors, for kinds whose sizes may differ: rows, or splits.
     """
     kind, row = instruction.kind, _row_bytes(source)
     if kind is Kind.ALLREDUCE:
@@ -93,8 +93,8 @@ def carry_out(
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor, (nbytes,) uint8, without a copy."""
-    # Also one element may have a stride, which its view as bytes must not have.
+    """Return the memory of a contiguous tensor, (nbytes,) uint8, without a copy."""
+    # Even one element may have a stride, which its view as bytes must not have.
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
@@ -110,7 +110,7 @@ def _scale(flat: torch.Tensor, factor: float) -> torch.Tensor:
         return flat
     if flat.dtype.is_floating_point:
         return flat.mul_(factor)
-    # What is beyond the range becomes its end, and NaN 0, as everywhere; a cast alone leaves it open.
+    # Clamp to the range, NaN to 0, as everywhere; a plain cast leaves these undefined.
     limits, scaled = torch.iinfo(flat.dtype), flat.double().mul_(factor)
     above, below = scaled >= float(limits.max), scaled <= float(limits.min)
     scaled.masked_fill_(above | below | scaled.isnan(), 0.0)
@@ -119,13 +119,13 @@ def _scale(flat: torch.Tensor, factor: float) -> torch.Tensor:
 
 def _reduced(peers: Peers, instruction: Instruction, source: torch.Tensor) -> torch.Tensor:
     op, factors = instruction.op, instruction.factors
-    # Halves are widened: factors and sums of many ranks lose less, and not every Gloo reduces them.
+    # 16-bit floats are widened: factors and sums of many ranks lose less, and not every Gloo reduces them.
     work = source.float() if source.dtype in _HALVES else source if instruction.may_overwrite else source.clone()
-    # A flat tensor goes as it is. Who holds another view of its memory seems to keep gradients (torch/optimizer), and a
-    # thread of the group's, or of the lane's, may do so for a moment longer than the operation lasts.
+    # A flat tensor is passed as it is. Another view of its memory would look like a caller that keeps gradients
+    # (torch/optimizer), and a thread of the group or the lane may hold it for a moment longer than the operation lasts.
     work = _scale(work if work.dim() == 1 else work.reshape(-1), factors[0])
     small = work.dtype if op is ReduceOp.AVERAGE and work.dtype in _SMALL else None
-    if small is not None:  # their sums may not fit into them
+    if small is not None:  # sums may overflow them
         work = work.int()
     if work.numel():
         if op is ReduceOp.ADASUM:
@@ -146,13 +146,14 @@ def _reduced(peers: Peers, instruction: Instruction, source: torch.Tensor) -> to
 
 
 def _ordered(values: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-    """Integers in the order of floats, with NaN as the last of all for MAX and as the first for MIN.
+    """Return integers in the order of the floats, with NaN as the last for MAX and as the first for MIN.
 
-    Of floats NCCL (fminf, fmaxf) takes the one that is not NaN, and Gloo, which compares with <, the one or the other.
+    With floats NCCL (fminf, fmaxf) prefers the value that is not NaN, and Gloo, which compares with <, may return
+    either.
     """
     bits = values.view(torch.int32 if values.dtype == torch.float32 else torch.int64)
     limits = torch.iinfo(bits.dtype)
-    # Floats are a sign and a magnitude: the greater a negative one's, the less it is.
+    # Floats are a sign and a magnitude: the greater a negative one's magnitude, the less it is.
     keys = torch.where(bits < 0, bits ^ limits.max, bits)
     return keys.masked_fill_(values.isnan(), limits.min if op is ReduceOp.MIN else limits.max)
 

@@ -1,1 +1,1 @@
-"""Gradients: buckets that go while the backward pass runs, compression, Adasum, and the optimizer around them."""
+"""Gradient reduction: buckets sent during the backward pass, compression, Adasum, and the optimizer around them."""

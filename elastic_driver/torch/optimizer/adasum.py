@@ -1,6 +1,6 @@
-"""Steps combined by Adasum: each rank steps with its own gradients, and what is combined is how far each has come.
+"""Steps combined by Adasum: each rank steps with its own gradients, and the parameter changes are combined.
 
-Adasum weighs the ranks' vectors by the angles between them, tensor by tensor; so each parameter is a tensor of its own
+Adasum weighs the ranks' vectors by the angles between them, tensor by tensor; so each parameter is a separate tensor
 here, and a step is one grouped operation.
 """
 
@@ -26,17 +26,17 @@ def adasum_step(
     compression: Compressor | type[Compressor],
     name: str,
 ) -> Any:
-    """Steps alone, then makes the parameters what the ranks' steps add up to. Blocks until done.
+    """Step locally, then combine the ranks' parameter changes. Blocks until done.
 
     Args:
         context: the round.
-        params: that may be changed by the step; the same on all ranks.
+        params: parameters that the step may change; the same on all ranks.
         step: the step with this rank's gradients.
-        compression: how the differences travel.
+        compression: how the changes are sent.
         name: of the operation.
 
     Returns:
-        What ``step`` returned.
+        The result of ``step``.
 
     Raises:
         HorovodInternalError: a peer is gone.

@@ -1,11 +1,11 @@
-"""The gradients of some parameters, on their way: the flat buffer they travel in, and what comes back.
+"""The gradients of some parameters in one bucket: the flat buffer in which they are reduced, and the results.
 
-A bucket's buffer is memory that peers can see, or memory of the device where operations are run there (torch/device).
-Where nothing speaks against it the gradients live in it, as views: then a gradient is copied once, when autograd has
-made it, and its result is where it is looked for. What speaks against it: another dtype on the way, another device,
-and a caller who keeps gradients beyond a step, whose memory would be overwritten by the next (see ``_is_kept``).
+A bucket's buffer is memory that peers can access, or device memory if operations run on the device (torch/device). If
+possible the gradients live in it, as views: then a gradient is copied once, when autograd has made it, and its result
+is already in place. That is impossible with another dtype on the wire, on another device, and for a caller that keeps
+gradients beyond a step, whose memory the next one would overwrite (``_is_kept``).
 
-Sparse gradients travel as they are, by an allgather of their indices and values.
+Sparse gradients stay sparse: their indices and values are allgathered.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from elastic_driver.worker.rounds.process_sets import Members
 
 Parameter: TypeAlias = torch.nn.Parameter
 Started: TypeAlias = tuple[Operation, Callable[[Result], None]]
-"""An operation, and who takes its result."""
+"""An operation, and the function that handles its result."""
 
 CHANGED = (
     "Gradients were changed after loss.backward() and before optimizer.step() or optimizer.synchronize(), while they "
@@ -43,7 +43,7 @@ CHANGED = (
     "optimizer.synchronize() first and optimizer.step() within optimizer.skip_synchronize()."
 )
 
-# Gradients begin at multiples of it, in bytes: a cache line.
+# Alignment of gradients in the buffer, in bytes: a cache line.
 _ALIGNMENT = 64
 
 
@@ -52,12 +52,12 @@ class Reduction:
     """How gradients are reduced.
 
     Attributes:
-        compression: how they travel.
+        compression: how they are sent.
         op: Average, Sum, Min, Max or Product.
         predivide: with Average: divides before the sum, multiplies after it.
         sparse_as_dense: whether sparse gradients are made dense.
-        process_set: number of the set of ranks.
-        size: its ranks.
+        process_set: number of the process set.
+        size: number of its ranks.
     """
 
     compression: Compressor | type[Compressor]
@@ -68,7 +68,7 @@ class Reduction:
     size: int
 
     def operation(self, name: str, tensors: tuple[TensorSpec, ...], *, keep: object, device: int = 0) -> Operation:
-        """The operation on these tensors; ``keep`` and ``device``: see Operation."""
+        """Make the operation on these tensors; ``keep`` and ``device`` are as in Operation."""
         return Operation(
             Kind.ALLREDUCE,
             tensors,
@@ -85,11 +85,11 @@ class Reduction:
 
 @dataclass(slots=True)
 class Learned:
-    """What was seen of the gradients so far; it outlives the buckets.
+    """What has been learned about the gradients; it outlives the buckets.
 
     Attributes:
         sparse_dims: parameters with sparse gradients, and the gradients' sparse dimensions.
-        kept: whether the caller was seen to keep gradients.
+        kept: whether the caller has kept gradients.
     """
 
     sparse_dims: dict[Parameter, int] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Learned:
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
-    """Names a contiguous tensor, for an operation in place.
+    """Describe a contiguous tensor, for an operation in place.
 
     Raises:
         TypeError: values of this dtype cannot be reduced.
@@ -108,15 +108,15 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
 
 
 class Bucket:
-    """Some parameters whose gradients travel together.
+    """Some parameters whose gradients are reduced together.
 
     Args:
         name: of its operations; the same on all ranks.
         params: at least one; all of one dtype and on one device.
         names: of the parameters.
         reduction: how they are reduced.
-        learned: what is known of their gradients.
-        members: who takes part.
+        learned: what is known about their gradients.
+        members: the participants.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Bucket:
         self._engine: Engine = members.context.engine
         self._on_device = torch_lane.takes(members, self.params)
         self._wire = wire_dtype(reduction.compression, params[0].dtype)
-        # As long as it is so, gradients live in the buffer.
+        # As long as this holds, gradients live in the buffer.
         self._in_place = (
             self._wire is params[0].dtype
             and (params[0].device.type == "cpu" or self._on_device)
@@ -148,21 +148,21 @@ class Bucket:
         self._flat: torch.Tensor | None = None
         self._views: dict[Parameter, torch.Tensor] = {}
         self._offsets: dict[Parameter, int] = {}  # of the views in the buffer, in bytes
-        self._strides: dict[Parameter, tuple[int, ...]] = {}  # of the views; whatever the parameters' become meanwhile
+        self._strides: dict[Parameter, tuple[int, ...]] = {}  # of the views, even if the parameters' strides change
         self._own_references: list[int] = []
         self._own_storage_references = 0
-        self._version = 0  # of the buffer's contents, when they were handed over
-        self._complete: int | None = None  # likewise, when they were complete, where that was earlier
-        self._changed = False  # whether they were changed between the two
-        self._looked = False  # whether this pass's first writer has looked for kept gradients
+        self._version = 0  # of the buffer's contents when they were submitted
+        self._complete: int | None = None  # likewise, when they were complete, if that was earlier
+        self._changed = False  # whether they changed between the two
+        self._looked = False  # whether this pass's first write has checked for kept gradients
 
     @torch.no_grad()
     def take(self, param: Parameter) -> None:
-        """Moves a gradient that autograd has just made into the buffer, while it is in the cache."""
+        """Move a gradient that autograd has just made into the buffer, while it is in the cache."""
         grad = param.grad
         if not self._in_place or grad is None or grad.is_sparse or param in self._learned.sparse_dims:
             return
-        # No view in a variable of its own: references are counted below.
+        # No view in a local variable: references are counted below.
         if not self._is_placed(param, self._views_of()[param]):
             self._place(param)
         if self._views[param] is grad:
@@ -170,7 +170,8 @@ class Bucket:
         if not self._looked:
             self._looked = True
             if self._is_kept():
-                # Whoever keeps them gets the memory, and this bucket another; from now on gradients are copied out.
+                # A caller that keeps gradients gets the memory, and this bucket a new one; from now on gradients are
+                # copied out.
                 self._learned.kept = True
                 self._in_place = False
                 self._flat = None
@@ -180,17 +181,17 @@ class Bucket:
         param.grad = view
 
     def hold(self) -> None:
-        """Its gradients are complete, but are handed over later."""
+        """Note that the gradients are complete, but are submitted later."""
         self._complete = version_of(self._flat) if self._in_place and self._flat is not None else None
 
     def set_sparse(self, param: Parameter, dim: int) -> None:
-        """From now on this parameter's gradient travels as a sparse one, with so many sparse dimensions."""
+        """Treat this parameter's gradient as sparse from now on, with so many sparse dimensions."""
         if param not in self._learned.sparse_dims:
             self._learned.sparse_dims[param] = dim
-            self._flat = None  # laid out anew, without it
+            self._flat = None  # laid out again, without it
 
     def submit(self, operation: Operation) -> Handle:
-        """Begins one of ``operations()``. Raises HorovodInternalError, DuplicateNameError."""
+        """Submit one of ``operations()``. Raises HorovodInternalError, DuplicateNameError."""
         if operation.device:
             assert self._flat is not None
             return torch_lane.submit(self._members, operation, [self._flat])
@@ -198,7 +199,7 @@ class Bucket:
 
     @torch.no_grad()
     def operations(self) -> list[Started]:
-        """What is to be run, now that the gradients are there; missing ones are zeros."""
+        """Return the operations to submit, once the gradients are complete; missing ones are zeros."""
         self._looked = False
         self._changed = (
             self._complete is not None and self._flat is not None and version_of(self._flat) != self._complete
@@ -256,7 +257,7 @@ class Bucket:
         self._place_all()
         targets, sources = [], []
         for param, view in self._views.items():
-            if param in sparse:  # as the optimizer expects it: SparseAdam takes no other
+            if param in sparse:  # as the optimizer expects it: SparseAdam accepts nothing else
                 param.grad = view.to(param.dtype).to_sparse(sparse[param])
             elif self._in_place:
                 if param.grad is not view:
@@ -339,7 +340,7 @@ class Bucket:
         return operation, take
 
     def _views_of(self) -> dict[Parameter, torch.Tensor]:
-        """The places in the buffer, which is made when it is needed first."""
+        """Return the places in the buffer, which is allocated on first use."""
         if self._flat is not None:
             return self._views
         assert self._wire is not None
@@ -357,20 +358,22 @@ class Bucket:
         self._strides = {param: dense_strides(param) for param in params}
         for param in params:
             self._place(param)
-        # Only where gradients may live in it: else nobody asks.
+        # Only needed if gradients may live in it.
         self._own_references = [references(view) for view in self._views.values()]
         self._own_storage_references = storage_references(self._flat) if self._in_place else 0
         return self._views
 
     def _place(self, param: Parameter) -> None:
-        """Makes the view of its place in the buffer."""
+        """Make the view of a parameter's place in the buffer."""
         assert self._flat is not None
         start = self._offsets[param] // self._flat.element_size()
         part = self._flat[start : start + param.numel()]
         self._views[param] = part.as_strided(param.shape, self._strides[param])
 
     def _is_placed(self, param: Parameter, view: torch.Tensor) -> bool:
-        """Whether the view is one still. A gradient that was given other ``data``, as module.to() does, is none."""
+        """Return whether the view is still in its place: assigning other ``data`` to a gradient, as module.to() does,
+        moves it.
+        """
         assert self._flat is not None
         return view.numel() == 0 or view.data_ptr() - self._flat.data_ptr() == self._offsets[param]
 
@@ -380,7 +383,7 @@ class Bucket:
                 self._place(param)
 
     def _is_kept(self) -> bool:
-        """Whether anybody but the parameters still has gradients of an earlier pass, or views of them."""
+        """Return whether anything but the parameters still holds gradients of an earlier pass, or views of them."""
         assert self._flat is not None
         if storage_references(self._flat) > self._own_storage_references:
             return True
@@ -392,14 +395,14 @@ class Bucket:
 
 
 def sparse_dim_of(param: Parameter) -> int:
-    """The sparse dimensions of its gradient; 0 when it has none, or a dense one."""
+    """Return the sparse dimensions of its gradient; 0 if it has none, or a dense one."""
     return param.grad.sparse_dim() if param.grad is not None and param.grad.is_sparse else 0
 
 
 def dense_strides(param: torch.Tensor) -> tuple[int, ...]:
-    """Strides for a gradient in a buffer.
+    """Return strides for a gradient in a buffer.
 
-    The parameter's own where those have no holes, as autograd and optimizers like it best.
+    These are the parameter's own if they have no holes, which autograd and optimizers prefer.
     """
     return torch.empty_like(param, device="meta").stride()
 
@@ -418,12 +421,12 @@ def lay_out(
     first_bytes: int,
     bucket_bytes: int,
 ) -> list[list[Parameter]]:
-    """Parameters by bucket, in about the order in which their gradients come: the reverse of their own.
+    """Assign parameters to buckets, in about the order in which gradients are computed: the reverse of their own.
 
     Args:
         params: in the optimizer's order.
         groups: the caller's: a number of groups of neighbours, or some groups of parameters; None for none.
-        compression: tells how many bytes a gradient has on its way.
+        compression: determines a gradient's bytes on the wire.
         first_bytes: limit of the first bucket, in bytes.
         bucket_bytes: limit of the others. A group has no limit.
     """

@@ -1,7 +1,7 @@
-"""``DistributedOptimizer``: an optimizer of the same class that steps with what all ranks' gradients come to.
+"""``DistributedOptimizer``: an optimizer of the same class that steps with gradients reduced over all ranks.
 
-Owns the optimizer's side: arguments, their checks, and the rules of when to synchronize. How gradients travel is the
-matter of reducer.py and buckets.py.
+Owns the optimizer's side: arguments, their checks, and when to synchronize. reducer.py and buckets.py own the reduction
+of gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from elastic_driver.worker.rounds.process_sets import ProcessSet, global_process
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
-    """The methods that a distributed optimizer has beyond those of its class."""
+    """The methods of a distributed optimizer beyond those of its class."""
 
     _wrapped_class: Any
     _wrapped: torch.optim.Optimizer
@@ -41,12 +41,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     backward_passes_per_step: int
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes the number of backward passes before each step; not between a backward pass and its step."""
+        """Set the number of backward passes before each step; not between a backward pass and its step."""
         self._reducer.passes = _checked_passes(passes)
         self.backward_passes_per_step = passes
 
     def synchronize(self) -> None:
-        """Waits for the gradients of all parameters; then they are the combined ones. With Adasum it does nothing.
+        """Wait until all parameters' gradients are reduced. Does nothing with Adasum.
 
         Parameters without a gradient count as having one of zeros, and have one afterwards.
 
@@ -60,7 +60,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it, ``step()`` does not synchronize: for callers who did (to clip gradients, for instance)."""
+        """Make ``step()`` not synchronize, for callers who already did (to clip gradients, for instance)."""
         if self._adasum():
             raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
         self._should_synchronize = False
@@ -70,16 +70,16 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Synchronizes, then steps.
+        """Synchronize, then step.
 
-        A closure is synchronized each time the optimizer calls it. LBFGS, whose decisions depend on the loss, sees the
-        mean of the ranks' losses, so that all ranks decide alike.
+        A closure's gradients are synchronized each time the optimizer calls it. LBFGS, whose decisions depend on the
+        loss, gets the mean of the ranks' losses, so that all ranks decide alike.
 
         Raises:
             ForkedProcessError: this process was forked from the worker.
             HorovodInternalError: a peer is gone.
         """
-        current_round().refuse_if_forked()  # and count no step of the worker's
+        current_round().refuse_if_forked()  # before a step of the worker is counted
         vitals.note_step()
         advice().note_step()
         note_step(self._wrapped)  # for schedulers made before this optimizer, which watch whether the other one steps
@@ -114,7 +114,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return base_step()
 
     def _adasum(self) -> bool:
-        """Whether steps are combined instead of gradients."""
+        """Return whether steps are combined instead of gradients."""
         if self.op is not ReduceOp.ADASUM:
             return False
         members = self._reducer.members()
@@ -133,11 +133,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         params = [param for param in self._reducer.params if param.requires_grad]
         step = base_step if closure is None else functools.partial(base_step, closure)
         result = adasum_step(members.context, params, step, self._compression, self._reducer.name_of("steps"))
-        self._reducer.drop()  # what a closure's passes have begun
+        self._reducer.drop()  # discards operations started by a closure's passes
         return result if loss is None else loss
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Clears gradients; an error while they are on their way."""
+        """Clear gradients; raises an error while they are in flight."""
         if self._reducer.in_flight:
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
@@ -146,12 +146,14 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._wrapped_class.zero_grad(self, *args, **kwargs)
 
     def forget_gradients(self) -> None:
-        """Ends a pass without its step, as ``load_state_dict`` does; on all ranks alike. Gradients may be anything."""
+        """End a pass without its step, as ``load_state_dict`` does; on all ranks alike. Gradients are undefined
+        afterwards.
+        """
         self._reducer.forget()
         self._synchronized, self._should_synchronize = False, True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters; on all ranks alike, and not between backward and step."""
+        """Add parameters; on all ranks alike, and not between backward and step."""
         self._wrapped_class.add_param_group(self, param_group)
         if "_reducer" in self.__dict__:
             self._reducer.hook()
@@ -169,30 +171,30 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,  # noqa: FBT001, FBT002 - Horovod's signature
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """An optimizer of the same class, over the same parameters and state, that combines gradients over the ranks.
+    """Make an optimizer of the same class, parameters and state that reduces gradients over the ranks.
 
-    With one rank it is the optimizer it was made from. Gradients of several backward passes are summed, not averaged,
-    before they travel. It outlives resets: what was under way is dropped, and the size may be another.
+    With one rank it behaves like the original optimizer. Gradients of several backward passes are summed, not averaged,
+    before they are reduced. It survives resets: operations in flight are dropped, and the size may change.
 
-    Gradients live in memory of this library's between a step and the next. Code that keeps a gradient beyond that is
-    noticed, keeps its memory, and costs a copy from then on.
+    Gradients live in this library's memory between one step and the next. Code that keeps a gradient longer is
+    detected, keeps its memory, and costs a copy from then on.
 
     Args:
-        optimizer: not to be used itself any more, but by LR schedulers made for it.
-        named_parameters: ``model.named_parameters()``; names pair the ranks' parameters, and are in messages.
+        optimizer: no longer to be used itself, except by its LR schedulers.
+        named_parameters: ``model.named_parameters()``; names pair the ranks' parameters, and appear in messages.
         compression: ``Compression.none``, ``fp16``, ``bf16``, or a class with ``compress`` and ``decompress``.
         backward_passes_per_step: backward passes before each step.
         op: Average (the default), Sum, Min, Max or Product; or Adasum, which combines steps instead of gradients.
         gradient_predivide_factor: with Average, divides before the sum and multiplies after it.
         num_groups: older spelling of a number for ``groups``.
-        groups: into how many groups to divide the gradients that travel together, or such groups as lists of
-            parameters; those in none are grouped by size.
-        sparse_as_dense: whether sparse gradients are made dense on their way.
-        process_set: the ranks that take part; on others it is the optimizer it was made from.
+        groups: into how many groups to divide the gradients, each reduced together; or such groups as lists of
+            parameters, and all others are grouped by size.
+        sparse_as_dense: whether to reduce sparse gradients as dense ones.
+        process_set: the participants; on other ranks it behaves like the original optimizer.
 
     Raises:
-        ValueError: names given twice or not for all parameters; passes below 1; predivide with another op; groups that
-            are none.
+        ValueError: names given twice or not for all parameters; passes below 1; predivide with another op; invalid
+            groups.
         NotImplementedError: Adasum with a process set.
     """
     if gradient_predivide_factor != 1.0 and op is not Average:
@@ -210,8 +212,8 @@ def DistributedOptimizer(
     base = type(optimizer)
     cls: Any = type(base.__name__, (base,), methods | {"__doc__": base.__doc__, "_wrapped_class": base})
     distributed = cls.__new__(cls)
-    # One set of groups and state with the optimizer it is made from, so that schedulers made before go on working.
-    # A scheduler's wrapper of step, kept in the instance, would call the step of the other one.
+    # It shares groups and state with the original optimizer, so that schedulers made before keep working. A scheduler's
+    # wrapper of step, stored in the instance, would call the original's step.
     distributed.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     distributed._wrapped = optimizer
     distributed._compression = compression
@@ -222,7 +224,7 @@ def DistributedOptimizer(
     distributed.gradient_predivide_factor = gradient_predivide_factor
     distributed.sparse_as_dense = sparse_as_dense
     distributed.process_set = process_set
-    distributed._parameter_names = names  # Horovod's attribute, which code around its optimizers reads
+    distributed._parameter_names = names  # Horovod's attribute, read by code around its optimizers
     distributed._reducer = Reducer(
         distributed,
         names,
@@ -239,7 +241,7 @@ def DistributedOptimizer(
 
 
 def _follow_loads(distributed: Any, wrapped: torch.optim.Optimizer) -> None:
-    """After load_state_dict: no pass is under way, and the wrapped optimizer has the new groups and state, too."""
+    """After load_state_dict, end the current pass, and give the wrapped optimizer the new groups and state."""
     mine = weakref.ref(distributed)
 
     def loaded(optimizer: Any) -> None:
@@ -278,7 +280,7 @@ def _check_groups(groups: Any) -> None:
 def _names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
 ) -> dict[Parameter, str]:
-    """The parameters' names; made up where none are given."""
+    """Return the parameters' names; generated if none are given."""
     groups = [group["params"] for group in optimizer.param_groups]
     if named_parameters is None:
         return {param: f"allreduce.noname.{i}.{j}" for i, group in enumerate(groups) for j, param in enumerate(group)}

@@ -1,11 +1,11 @@
-"""Reduces an optimizer's gradients while the backward pass still makes them.
+"""Reduces an optimizer's gradients while the backward pass is still computing others.
 
-A hook on each parameter counts passes. When all gradients of a bucket are there, its operations are handed to the
-engine. Buckets are handed over in one fixed order on all ranks, whatever the order of the gradients, so that engines
-that pair operations by their order do as well as those that pair them by name.
+A hook on each parameter counts passes. When all gradients of a bucket are complete, its operations are submitted to the
+engine. Buckets are submitted in one fixed order on all ranks, whatever the order of the gradients, so that engines that
+pair operations by order perform as well as those that pair them by name.
 
-What decides the layout of the buckets (the parameters, which of them require gradients, what the caller grouped) is
-looked at when a pass begins, and no history counts: a process that joins late lays them out as the others do.
+The layout of the buckets depends on the parameters, which of them require gradients, and the caller's groups, all read
+when a pass begins, and never on history: a process that joins late arrives at the same layout.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from elastic_driver.worker.settings import worker_settings
 
 # The first bucket starts the overlap early; nothing overlaps the last one. On one machine the size hardly matters:
 # benchmarks/buckets.py, 2 ranks on 2 busy cores, 32 MB of gradients: medians of 26, 26, 24 and 23 ms a step with
-# buckets of 1, 4, 8 and 25 MB (DistributedDataParallel's), with quarters that overlap. 8 MB is the middle way.
+# buckets of 1, 4, 8 and 25 MB (DistributedDataParallel's), with overlapping quartiles. 8 MB is a compromise.
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 8 << 20
 
@@ -40,20 +40,24 @@ TOO_MANY_PASSES = (
     "backward_passes_per_step to accumulate gradients locally."
 )
 
-# Optimizers over parameters of the same names, in each round: told apart by the order of their first use there. An
-# order of creation would not do: a process that joins late has created fewer.
-# Likewise after a join: ranks that had no inputs have not used what the others have.
+# Optimizers over parameters of the same names, in each round: distinguished by the order of their first use there. The
+# order of creation would not work: a process that joins late has created fewer. Counted anew after a join: ranks
+# without inputs have not used the same ones as the others.
 _used: weakref.WeakKeyDictionary[Context, tuple[int, dict[str, int]]] = weakref.WeakKeyDictionary()
 
 
 def _bucket_limits() -> tuple[int, int]:
-    """Bytes of the first and the other buckets. Horovod's fusion threshold, when it is set, bounds both."""
+    """Return the limits of the first and the other buckets, in bytes. Horovod's fusion threshold, if set, bounds
+    both.
+    """
     threshold = worker_settings().fusion_bytes
     return min(FIRST_BUCKET_BYTES, threshold), min(BUCKET_BYTES, threshold)
 
 
 def _layout_of(param: Parameter) -> tuple[Any, ...]:
-    """What of a parameter its gradient's place in a bucket depends on. A conversion of its module changes it."""
+    """Return the properties of a parameter that determine its gradient's place in a bucket. Converting its module
+    changes them.
+    """
     return param.dtype, param.device, param.shape, param.stride()
 
 
@@ -71,15 +75,15 @@ class Reducer:
     """The gradients of one optimizer.
 
     Args:
-        optimizer: whose parameter groups they are; not kept alive.
+        optimizer: the owner of the parameter groups; not kept alive.
         names: of its parameters.
-        groups: parameters whose gradients are to be reduced together (see lay_out).
-        compression: how they travel.
-        passes: backward passes before they do.
-        op: how they are combined. With Adasum they stay local: what is combined then are steps (adasum.py).
-        predivide: see Reduction.
-        sparse_as_dense: see Reduction.
-        process_set: the ranks that take part.
+        groups: parameters whose gradients are reduced together (lay_out).
+        compression: how gradients are sent.
+        passes: backward passes before they are reduced.
+        op: how they are reduced. With Adasum they stay local: steps are combined instead (adasum.py).
+        predivide: as in Reduction.
+        sparse_as_dense: as in Reduction.
+        process_set: the participants.
     """
 
     def __init__(
@@ -112,9 +116,9 @@ class Reducer:
         self._joins = 0
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[Parameter, int] = {}
-        # Of the pass that is under way, if one is.
+        # The current pass, if any.
         self._begun = False
-        self._unsure = False  # whether the ranks have yet to tell each other which gradients are sparse
+        self._unsure = False  # whether the ranks have yet to agree on which gradients are sparse
         self._left: dict[Parameter, int] = {}
         self._waiting: list[int] = []
         self._next = 0
@@ -131,11 +135,11 @@ class Reducer:
 
     @property
     def in_flight(self) -> bool:
-        """Whether there are gradients of a pass that was not concluded."""
+        """Whether there are gradients of an unfinished pass."""
         return self._begun
 
     def members(self) -> Members | None:
-        """The ranks that take part with this one, or may soon do; None if gradients are its own affair.
+        """Return the participating ranks, or future ones; None if gradients are not reduced.
 
         Raises:
             ValueError: the round does not have the process set.
@@ -150,8 +154,8 @@ class Reducer:
         return members if members.size > 1 or worker_settings().elastic else None
 
     def hook(self) -> None:
-        """Has gradients counted that were not: of new parameters, and of those that did not require gradients."""
-        # Hooks must not keep the reducer alive, or an optimizer that nobody has any more would go on reducing.
+        """Install hooks on parameters without one: new ones, and those that now require gradients."""
+        # Hooks must not keep the reducer alive, or a discarded optimizer would continue to reduce.
         reducer = weakref.ref(self)
 
         def on_grad(param: Any) -> None:
@@ -164,18 +168,18 @@ class Reducer:
                 self._hooks[param] = param.register_post_accumulate_grad_hook(on_grad)  # type: ignore[no-untyped-call]
 
     def on_round_changed(self) -> None:
-        """Forgets what was under way in the old round: it has failed there."""
+        """Forget the old round's operations in flight: they have failed there."""
         self.drop()
 
     def drop(self) -> None:
-        """Back to the state before a backward pass. The engine keeps the buffers of what has not ended."""
+        """Return to the state before a backward pass. The engine keeps the buffers of unfinished operations."""
         self._under_way = []
         self._begun = False
 
     def forget(self) -> None:
-        """As ``drop``, in a round that goes on; on all ranks alike, which may be at different points of the pass."""
+        """Like ``drop``, in a continuing round; on all ranks alike, which may be at different points of the pass."""
         if self._begun:
-            # What they have under way must not be taken for the next pass, so that one has names of its own.
+            # Operations in flight must not be mistaken for the next pass's, so that one uses new names.
             self._laid_in = None
         self.drop()
 
@@ -235,14 +239,14 @@ class Reducer:
             self._bucket_of |= dict.fromkeys(bucket, len(self._buckets) - 1)
 
     def _compare_layouts(self, members: Members) -> tuple[Handle, Callable[[Result], None]]:
-        """Sees to it that ranks whose buckets are laid out differently do not add up what does not belong together."""
+        """Check that all ranks have the same bucket layout, or unrelated gradients would be added up."""
         layout = [
             (self._names[param], tuple(param.shape), param.stride(), param.dtype)
             for bucket in self._buckets
             for param in bucket.params
         ]
         digest = zlib.crc32(repr((layout, self._op, self._predivide)).encode())
-        # The largest, and by its complement the smallest. Zeros, of ranks that have joined, count for neither.
+        # The largest digest, and by its complement the smallest. Zeros, of ranks that have joined, affect neither.
         digests = np.array([digest + 1, (1 << 32) - digest], np.int64)
         address = digests.ctypes.data
         spec = TensorSpec(address, digests.nbytes, "int64", (2,), address)
@@ -277,7 +281,7 @@ class Reducer:
             self._begin(members)
         left = self._left.get(param)
         if left is None:
-            return  # requires gradients since the pass began: goes with the rest, in finish()
+            return  # requires gradients only since the pass began: reduced with the rest, in finish()
         if left <= 0:
             raise AssertionError(TOO_MANY_PASSES)
         self._left[param] = left - 1
@@ -290,7 +294,7 @@ class Reducer:
         self._waiting[index] -= 1
         if self._unsure and self._waiting[index] == 0:
             self._buckets[index].hold()
-        # The first pass of a layout is not handed over before all is there: see _agree_on_sparse.
+        # The first pass of a layout is not submitted before it is complete (_agree_on_sparse).
         while not self._unsure and self._next < len(self._buckets) and self._waiting[self._next] == 0:
             self._hand_over()
 
@@ -301,13 +305,13 @@ class Reducer:
             self._under_way.append((bucket.submit(operation), take))
 
     def finish(self) -> None:
-        """Hands over what has not been, and waits for all: then the gradients are the combined ones, all of them there.
+        """Submit all remaining buckets, and wait for all: then all gradients exist and are reduced.
 
         Raises:
             HorovodInternalError: a peer is gone.
             MismatchError: the ranks have different parameters, or sparse gradients for different ones.
         """
-        current_round().refuse_if_forked()  # a step with this process's gradients alone would be a wrong one
+        current_round().refuse_if_forked()  # a step with this process's gradients alone would be wrong
         members = self.members()
         if members is None:
             self.drop()
@@ -338,7 +342,7 @@ class Reducer:
         self.drop()
 
     def _check_unconverted(self) -> None:
-        """Raises TypeError when gradients were made, or sent, for parameters of another kind than they are now."""
+        """Raise TypeError if parameters were converted after gradients were computed, or sent, for them."""
         for bucket in self._buckets:
             for param, kind in zip(bucket.params, bucket.kinds, strict=True):
                 if kind != (param.dtype, param.device, param.shape):
@@ -349,11 +353,11 @@ class Reducer:
                     )
 
     def _agree_on_sparse(self, members: Members) -> None:
-        """Sees to it that a gradient that is sparse on some ranks, and not there or dense on others, is so on all.
+        """Agree that a gradient that is sparse on some ranks, and missing or dense on others, is sparse on all.
 
-        Once in a layout, after its first pass. A gradient that turns out to be sparse later must do so on all ranks.
+        Once per layout, after its first pass. A gradient that becomes sparse later must do so on all ranks.
         """
-        while self._under_way:  # the layouts: are they alike?
+        while self._under_way:  # first compare the layouts
             handle, take = self._under_way.pop()
             take(handle.result())
         params = [param for bucket in self._buckets for param in bucket.params]
@@ -372,7 +376,7 @@ class Reducer:
         self._unsure = False
 
     def mean(self, value: float) -> float:
-        """The mean of the ranks' values; once a pass has begun in this round."""
+        """Return the mean of the ranks' values; once a pass has begun in this round."""
         members = self.members()
         if members is None or members.size == 1:
             return value
@@ -386,5 +390,5 @@ class Reducer:
         return float(data[0])
 
     def name_of(self, operation: str) -> str:
-        """The name of an operation of this optimizer's, other than a bucket's; once a pass has begun in this round."""
+        """Name an operation of this optimizer, other than a bucket's; once a pass has begun in this round."""
         return f"DistributedOptimizer.{self._prefix}.{operation}"
