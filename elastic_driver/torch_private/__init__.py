@@ -1,10 +1,10 @@
 """The private parts of PyTorch that this library uses: all of them are in this package, each with a check.
 
-Owns every name that torch does not document, grouped by the feature that needs it, and what each feature does in a
-torch that has changed: see :mod:`~elastic_driver.torch_private.features`. It is not in ``elastic_driver.torch``, whose
+Owns every name that torch does not document, grouped by the feature that needs it, and each feature's behaviour in a
+torch that has changed (:mod:`~elastic_driver.torch_private.features`). It is not in ``elastic_driver.torch``, whose
 import is the whole API: workers without the native extension, and torchrun's agents, need it too.
 
-Four files cannot import it, and do without what they miss in torch: ``launch/warm/hook/sitecustomize.py`` (standard
-library only), ``launch/warm/preload.py`` (the driver's side), ``compat/asks_first.py`` and ``worker/durable/format.py``
-(there may be no torch).
+Four files cannot import it, and handle missing parts of torch themselves: ``launch/warm/hook/sitecustomize.py``
+(standard library only), ``launch/warm/preload.py`` (the driver's side), ``compat/asks_first.py`` and
+``worker/durable/format.py`` (torch may be missing).
 """

@@ -10,10 +10,10 @@ from elastic_driver.torch_private.features import Feature, mentions
 
 ROLE_INFO = "torchelastic/role_info/"
 ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
-"""How keys begin by which torch's agents agree on ranks."""
+"""Prefixes of the keys by which torch's agents agree on ranks."""
 COUNT_AT_BARRIER = "/num_members"
 LAST_AT_BARRIER = "/last_member"
-"""How those end at which they wait for each other: how many have come, and that all have."""
+"""Suffixes of the keys of their barrier: the count of arrivals, and the mark that all have arrived."""
 
 _LOG_CHOICES = {
     "log_dir": "_root_log_dir",
@@ -77,10 +77,10 @@ LOG_CHOICES = Feature(
 
 
 def give_back_a_restart() -> bool:
-    """Has torch's agent, which has called, not count the last failure of its workers. Returns whether it does.
+    """Make the calling agent of torch not count the last failure of its workers. Returns whether that worked.
 
-    It counts before it asks for anything, and there is no other way to it than up the stack. An agent that has none
-    left (``--max-restarts=0``) has ended by then.
+    It counts before it calls anything, and can only be found up the stack. An agent without restarts left
+    (``--max-restarts=0``) has ended by then.
     """
     if not RESTART_COUNT.has_parts():
         return False
@@ -91,7 +91,7 @@ def give_back_a_restart() -> bool:
         agent = frame.f_locals.get("self")
         if isinstance(agent, SimpleElasticAgent):
             if agent._remaining_restarts >= agent.get_worker_group().spec.max_restarts:
-                return False  # it was not a failure that ended the generation
+                return False  # the generation did not end by a failure
             agent._remaining_restarts += 1
             return True
         frame = frame.f_back
@@ -100,6 +100,6 @@ def give_back_a_restart() -> bool:
 
 
 def log_choices(specs: Any) -> dict[str, Any]:
-    """What a LogsSpecs says, by the names of torchrun's flags."""
+    """Return the settings of a LogsSpecs, by the names of torchrun's flags."""
     LOG_CHOICES.has_parts()
     return {flag: getattr(specs, name, None) for flag, name in _LOG_CHOICES.items()}

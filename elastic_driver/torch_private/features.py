@@ -1,8 +1,8 @@
-"""A feature that needs private parts of torch, and the check whether they are there.
+"""A feature that needs private parts of torch, and the check whether they exist.
 
-Owns the rule: a feature is checked when its module is imported, or at its first use where the part of torch that it
-needs is slow to import. What torch lacks costs that feature only. One that cannot do without raises
-:class:`~elastic_driver.errors.UnsupportedTorchError` where it begins; the others go on, and warn once of what is lost.
+Owns the rule: a feature is checked when its module is imported, or at its first use if its part of torch is slow to
+import. A missing part affects that feature only. A feature that cannot work without it raises
+:class:`~elastic_driver.errors.UnsupportedTorchError` at its start; the others continue, and warn once of the loss.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _log = logging.getLogger("elastic_driver.worker")
 
 
 class Feature:
-    """What of this library needs private parts of torch, and whether they are there.
+    """A feature of this library that needs private parts of torch, and whether they exist.
 
     Args:
-        name: as the user knows it.
-        changes: yields what is not in torch as it is used here.
-        loss: what the user loses where the feature goes on without them; "" where it cannot.
-        late: whether it is looked up at its first use, since an import of that part of torch takes long.
+        name: the feature's name for users.
+        changes: yields the parts that this torch lacks or has changed.
+        loss: what the user loses if the feature continues without them; "" if it cannot.
+        late: whether to check at the first use, since importing that part of torch takes long.
     """
 
     def __init__(self, name: str, changes: Callable[[], Iterable[str]], loss: str = "", *, late: bool = False) -> None:
@@ -43,40 +43,40 @@ class Feature:
             for change in self._look():
                 found.append(change)
         except (AttributeError, ImportError, TypeError, ValueError) as error:
-            found = found or [str(error)]  # what is gone above is why
+            found = found or [str(error)]  # the earlier change is the cause
         return found
 
     @property
     def changes(self) -> list[str]:
-        """What is not in torch as it is used here."""
+        """The parts that this torch lacks or has changed."""
         if self._found is None:
             self._found = self._looked_up()
         return self._found
 
     @property
     def is_there(self) -> bool:
-        """Whether torch has all that it needs."""
+        """Whether torch has all required parts."""
         return not self.changes
 
     def check(self) -> None:
-        """Raises UnsupportedTorchError unless torch has all that it needs."""
+        """Raise UnsupportedTorchError unless torch has all required parts."""
         if self.changes:
             raise UnsupportedTorchError(f"cannot use {self.name} with {self._reason()}")
 
     def note(self, change: str) -> None:
-        """Records a change that shows only when the feature is at work."""
+        """Record a change that is only detected while the feature runs."""
         if change not in self.changes:
             self.changes.append(change)
 
     def has_parts(self) -> bool:
-        """Whether torch has all that it needs; where it does not, warns once in this process of what is lost."""
+        """Return whether torch has all required parts; if not, warn once in this process of the loss."""
         if self.changes and not self._has_warned:
             self._has_warned = True
             _log.warning("elastic_driver: %s: %s, with %s", self.name, self._loss, self._reason())
         return self.is_there
 
     def told(self) -> str:
-        """What is lost, and by which changes."""
+        """Return a text with the loss, and the changes that cause it."""
         return f"{self.name}: {self._loss or 'cannot be used'} ({'; '.join(self.changes)})"
 
     def _reason(self) -> str:
@@ -84,26 +84,28 @@ class Feature:
 
 
 def tried_with() -> str:
-    """The versions of torch that this was tried with, in words."""
+    """Return the versions of torch that this was tested with, in words."""
     return ", ".join(f"{version}.x" for version in TRIED_WITH)
 
 
 def has(owner: Any, *names: str) -> Iterator[str]:
-    """Names that an object must have."""
+    """Yield a change for each of these names that the object lacks."""
     for name in names:
         if not hasattr(owner, name):
             yield f"{getattr(owner, '__name__', owner)}.{name} is gone"
 
 
 def takes(function: Any, *names: str) -> Iterator[str]:
-    """Parameters that a function must have."""
+    """Yield a change if the function lacks one of these parameters."""
     missing = [name for name in names if name not in inspect.signature(function).parameters]
     if missing:
         yield f"{function.__qualname__} has no parameter {', '.join(missing)}"
 
 
 def mentions(function: Any, *names: str) -> Iterator[str]:
-    """Names of attributes, or strings, that must occur in the code of a function: those have no other trace."""
+    """Yield a change for each name or string missing in the function's code, for attributes that leave no other
+    trace.
+    """
     found = set(_words_of(inspect.unwrap(function).__code__))
     for name in names:
         if name not in found:

@@ -1,4 +1,4 @@
-"""Private parts of torch.distributed: process groups, and what is built on them."""
+"""Private parts of torch.distributed: process groups, and features built on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elastic_driver.torch_private.features import Feature, has, mentions, takes
 
 c10d = _distributed_c10d
-"""Stores, options and groups. Most are torch.distributed's public names, too, which its type hints do not export."""
+"""Stores, options and groups. Most are also public names of torch.distributed, which its type hints do not export."""
 
 _OPTIONS = ("AllgatherOptions", "AllreduceOptions", "AllToAllOptions", "BroadcastOptions")
 
@@ -55,19 +55,19 @@ def _second_group_changes() -> Iterator[str]:
 
 
 GLOO = Feature("torch's Gloo in place of the native extension", _gloo_changes)
-NCCL = Feature("NCCL for operations on CUDA tensors", _nccl_changes, late=True)  # many builds of torch have none
+NCCL = Feature("NCCL for operations on CUDA tensors", _nccl_changes, late=True)  # many builds of torch lack it
 PROCESS_GROUP = Feature("hvd.process_group()", _process_group_changes)
 SECOND_GROUP = Feature("hvd.process_group() beside the program's own default group", _second_group_changes)
 
 
 def gloo_device(address: str) -> Any:
-    """A Gloo device that listens at this address. Raises RuntimeError."""
+    """Make a Gloo device that listens at this address. Raises RuntimeError."""
     GLOO.check()
     return c10d.ProcessGroupGloo.create_device(hostname=address)
 
 
 def gloo_group(store: c10d.Store, index: int, size: int, device: Any, timeout_s: float) -> Any:
-    """A process group over this device, beside those that torch.distributed knows. Raises RuntimeError, ValueError."""
+    """Make a process group over this device, not registered in torch.distributed. Raises RuntimeError, ValueError."""
     gloo: Any = c10d.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [device]
@@ -77,12 +77,12 @@ def gloo_group(store: c10d.Store, index: int, size: int, device: Any, timeout_s:
 
 
 def has_nccl() -> bool:
-    """Whether this torch has NCCL."""
+    """Return whether this torch has NCCL."""
     return hasattr(c10d, "ProcessGroupNCCL")
 
 
 def nccl_group(store: c10d.Store, index: int, size: int, timeout_s: float) -> Any:
-    """A process group of NCCL's, beside those that torch.distributed knows. Raises RuntimeError."""
+    """Make a process group of NCCL's, not registered in torch.distributed. Raises RuntimeError."""
     NCCL.check()
     options: Any = c10d.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
@@ -90,12 +90,14 @@ def nccl_group(store: c10d.Store, index: int, size: int, timeout_s: float) -> An
 
 
 def is_communicator_id(key: str) -> bool:
-    """Whether NCCL's process group keeps a communicator's id in its store by this key."""
+    """Return whether NCCL's process group stores a communicator's id under this key."""
     return key.isdigit() or key.startswith("UniqueNCCLID")
 
 
 def init_default_group(backend: str, store: c10d.Store, rank: int, size: int, timeout_s: float | None = None) -> Any:
-    """``init_process_group``, which leaves ``sys.excepthook`` as it was: torch wraps it at each call, for ever."""
+    """Call ``init_process_group`` without its change of ``sys.excepthook``: torch wraps the hook at each call, for
+    ever.
+    """
     hook = sys.excepthook
     timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
     try:
@@ -106,7 +108,7 @@ def init_default_group(backend: str, store: c10d.Store, rank: int, size: int, ti
 
 
 def add_group(backend: str, store: c10d.Store, rank: int, size: int, timeout_s: float, name: str) -> Any:
-    """Makes a group of all ranks beside the default one, which is the program's own. Needs SECOND_GROUP."""
+    """Make a group of all ranks beside the default one, which is the program's own. Needs SECOND_GROUP."""
     make: Callable[..., Any] = distributed_c10d._new_process_group_helper
     group, _ = make(size, rank, [], backend, store, name, timeout=timedelta(seconds=timeout_s), group_desc=name)
     distributed_c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(size)}
@@ -114,34 +116,34 @@ def add_group(backend: str, store: c10d.Store, rank: int, size: int, timeout_s: 
 
 
 def known_groups() -> list[Any]:
-    """The groups that torch.distributed knows: a program may destroy any. Needs PROCESS_GROUP."""
+    """Return the groups that torch.distributed knows: a program may destroy any. Needs PROCESS_GROUP."""
     return list(distributed_c10d._world.pg_map)
 
 
 def is_known(group: Any) -> bool:
-    """Whether torch.distributed knows a group. Needs PROCESS_GROUP."""
+    """Return whether torch.distributed knows a group. Needs PROCESS_GROUP."""
     return group in distributed_c10d._world.pg_map
 
 
 def set_timeout(group: Any, timeout_s: float) -> None:
-    """How long a group's collectives may take. Needs PROCESS_GROUP."""
+    """Set the time limit of a group's collectives. Needs PROCESS_GROUP."""
     distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
 
 
 def backend_of(group: Any, device: str) -> Any:
-    """What carries a group's collectives on a type of device. Raises RuntimeError where there is none."""
+    """Return the backend of a group's collectives on a device type. Raises RuntimeError if there is none."""
     return group._get_backend(torch.device(device))
 
 
 def leak(group: Any) -> None:
-    """Has an object live as long as the process: a group's destructor joins threads that a forked child has not."""
+    """Keep an object alive until the process ends: a group's destructor joins threads that a forked child lacks."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 # --- what Gloo tells others through a store ---
 
 GLOO_KEY = re.compile(r"/cpu/+\d+/(?P<rank>\d+)$")
-"""How keys end by which Gloo tells the others where it listens."""
+"""The end of the keys by which Gloo shares where it listens."""
 GLOO_THREAD = "pt_gloo_runloop"
 """The name of the threads of torch's Gloo that run collectives."""
 
@@ -151,9 +153,9 @@ _PORT = struct.Struct(">H")
 
 
 def gloo_listener(value: bytes) -> tuple[str, int] | None:
-    """Where the Gloo device listens that told the others this; None when that cannot be read.
+    """Return the address where the Gloo device that sent this message listens; None if it cannot be parsed.
 
-    It is the name of the host and then a ``struct sockaddr_storage``, each with a length before it.
+    The message is the name of the host and then a ``struct sockaddr_storage``, each preceded by a length.
     """
     if len(value) < _LENGTH.size:
         return None
@@ -212,22 +214,22 @@ REHEARSAL = Feature("FSDPState's first build before a round", _rehearsal_changes
 
 
 def as_in_forward(wrapper: Any) -> AbstractContextManager[None]:
-    """Has torch's compiler compile as inside the forward pass of a DistributedDataParallel.
+    """Make torch's compiler compile as inside the forward pass of a DistributedDataParallel.
 
     Args:
-        wrapper: the DistributedDataParallel, or what has its ``bucket_bytes_cap``. Needs COMPILE_AHEAD.
+        wrapper: the DistributedDataParallel, or an object with its ``bucket_bytes_cap``. Needs COMPILE_AHEAD.
     """
     return DistributedDataParallel._inside_ddp_forward(wrapper)
 
 
 def free_wrapper(wrapper: DistributedDataParallel) -> None:
-    """Frees what a wrapper has beside its module: hooks on the parameters, buckets, its hold on the process group."""
+    """Free a wrapper's hooks on the parameters, buckets, and reference to the process group."""
     reducer = wrapper.__dict__.get("reducer")
     if reducer is None:
         return
     if WRAPPERS.has_parts():
         reducer._remove_autograd_hooks()
-    # Gradients may be views of the buckets, and are of no use any more.
+    # Gradients may be views of the buckets, and are no longer needed.
     if getattr(wrapper, "gradient_as_bucket_view", True):
         for param in wrapper.module.parameters():
             param.grad = None
@@ -236,12 +238,12 @@ def free_wrapper(wrapper: DistributedDataParallel) -> None:
 
 
 def is_plain_zero(optimizer: Any) -> bool:
-    """Whether it is a ZeroRedundancyOptimizer without overlap_with_ddp.
+    """Return whether it is a ZeroRedundancyOptimizer without overlap_with_ddp.
 
     Raises:
-        UnsupportedTorchError: it cannot be told.
+        UnsupportedTorchError: that cannot be determined.
     """
-    # Whoever has made one has imported it, which is slow, and warns.
+    # A program that has made one has imported this module, which is slow to import, and warns.
     optim = sys.modules.get("torch.distributed.optim")
     if optim is None or not isinstance(optimizer, optim.ZeroRedundancyOptimizer):
         return False
@@ -250,14 +252,14 @@ def is_plain_zero(optimizer: Any) -> bool:
 
 
 def is_strided(placement: Any) -> bool:
-    """Whether a DTensor's placement is what FSDP2 makes of a tensor that tensor parallelism has divided before."""
+    """Return whether a DTensor's placement is FSDP2's for a tensor already divided by tensor parallelism."""
     from torch.distributed.tensor import placement_types
 
     return STRIDED.is_there and type(placement) is placement_types._StridedShard
 
 
 def fake_store() -> c10d.Store:
-    """The Store of torch's fake process group, whose collectives do nothing. Raises UnsupportedTorchError."""
+    """Make the Store of torch's fake process group, whose collectives do nothing. Raises UnsupportedTorchError."""
     REHEARSAL.check()
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -1,6 +1,6 @@
-"""What this torch costs: for whoever asks before a job does, ``elasticrun --check-build``.
+"""The features that this torch lacks, reported before a job by ``elasticrun --check-build``.
 
-Owns the list of all features. Importing it imports torch, and looking for all changes most of torch.distributed.
+Owns the list of all features. Importing it imports torch, and checking all features most of torch.distributed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from elastic_driver.torch_private.features import Feature
 
 
 def features() -> Iterator[Feature]:
-    """All that need private parts of this torch. Many builds have no NCCL, and miss nothing by that."""
+    """Yield all features that need private parts of this torch. Many builds have no NCCL, and need none."""
     for module in (tensors, groups, agents):
         for each in vars(module).values():
             if isinstance(each, Feature) and (each is not groups.NCCL or groups.has_nccl()):
@@ -20,5 +20,5 @@ def features() -> Iterator[Feature]:
 
 
 def lost() -> list[str]:
-    """A line for each feature whose parts are gone: what the user loses, and what is gone."""
+    """Return a line for each feature whose parts are gone: what the user loses, and what is gone."""
     return [each.told() for each in features() if not each.is_there]

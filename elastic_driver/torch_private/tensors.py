@@ -38,7 +38,7 @@ GRADIENTS_IN_PLACE = Feature(
 
 
 def copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], *, wait: bool = True) -> None:
-    """Copies tensors into tensors. Without ``wait``, copies between a device and the host may still be under way."""
+    """Copy tensors into tensors. Without ``wait``, copies between a device and the host may still be in flight."""
     if FAST_COPIES.has_parts():
         torch._foreach_copy_(list(targets), list(sources), non_blocking=not wait)
     else:
@@ -47,7 +47,7 @@ def copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], 
 
 
 def zero_each(tensors: Sequence[torch.Tensor]) -> None:
-    """Fills tensors with zeros."""
+    """Fill tensors with zeros."""
     if FAST_COPIES.has_parts():
         torch._foreach_zero_(list(tensors))
     else:
@@ -56,18 +56,18 @@ def zero_each(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """A number that grows with each change of the tensor's values; always 0 where torch has none."""
+    """Return a number that grows with each change of the tensor's values; always 0 if torch has none."""
     return tensor._version if GRADIENTS_IN_PLACE.is_there else 0
 
 
 def storage_references(tensor: torch.Tensor) -> int:
-    """How many tensors share its memory. Needs GRADIENTS_IN_PLACE."""
+    """Return how many tensors share its memory. Needs GRADIENTS_IN_PLACE."""
     count: Callable[[int], int] = torch._C._storage_Use_Count
     return count(tensor.untyped_storage()._cdata)
 
 
 def references(tensor: torch.Tensor) -> int:
-    """How many references to it there are in Python, and some that are the same in each call."""
+    """Return the number of Python references to it, plus some that are the same in each call."""
     return sys.getrefcount(tensor)
 
 
@@ -108,30 +108,30 @@ SCHEDULERS = Feature(
 
 
 def has_state_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer's ``state_dict`` may not be its state.
+    """Return whether an optimizer's ``state_dict`` may differ from its state.
 
-    Hooks after loading do not tell: DistributedOptimizer has one.
+    Hooks after loading do not show that: DistributedOptimizer has one.
     """
     return not STATES.has_parts() or any(getattr(optimizer, name, None) for name in _OPTIMIZER_HOOKS)
 
 
 def has_load_hooks(module: torch.nn.Module) -> bool:
-    """Whether a module, apart from those in it, may have hooks for loading."""
+    """Return whether a module, not counting submodules, may have hooks for loading."""
     return not STATES.has_parts() or bool(module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks)
 
 
 def metadata_of(values: Mapping[Any, Any]) -> Any:
-    """What ``state_dict`` has hung on its result, the versions of the modules; None without."""
+    """Return the attribute that ``state_dict`` sets on its result, the versions of the modules; None without."""
     return getattr(values, "_metadata", None)
 
 
 def set_metadata(values: Any, metadata: Any) -> None:
-    """Hangs it on a dict, where ``load_state_dict`` reads it."""
+    """Set that attribute on a dict, from which ``load_state_dict`` reads it."""
     values._metadata = metadata
 
 
 def note_step(optimizer: Any) -> None:
-    """Tells schedulers of an optimizer that it has stepped."""
+    """Notify schedulers of an optimizer that it has stepped."""
     if SCHEDULERS.has_parts():
         optimizer._opt_called = True
 
@@ -153,10 +153,10 @@ BATCH_NORM = Feature("SyncBatchNorm", _batch_norm_changes)
 
 
 def coo_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The indices and values of a sparse tensor, coalesced or not.
+    """Return the indices and values of a sparse tensor, coalesced or not.
 
     Raises:
-        UnsupportedTorchError: torch has no way to them any more.
+        UnsupportedTorchError: torch no longer gives access to them.
     """
     SPARSE.check()
     return tensor._indices(), tensor._values()

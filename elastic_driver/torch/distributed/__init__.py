@@ -1,1 +1,1 @@
-"""torch.distributed inside a round: its process group, DDP, ZeRO and FSDP2 over it."""
+"""torch.distributed inside a round: its process group, and DDP, ZeRO and FSDP2 over it."""

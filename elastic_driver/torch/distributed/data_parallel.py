@@ -21,15 +21,15 @@ _wrappers: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[DistributedDat
 
 
 def distributed_data_parallel(module: torch.nn.Module, **kwargs: Any) -> DistributedDataParallel:
-    """``DistributedDataParallel(module, process_group=hvd.process_group(), **kwargs)``, once in each round.
+    """Return ``DistributedDataParallel(module, process_group=hvd.process_group(), **kwargs)``, made once per round.
 
     Call it in the training function, which ``elastic.run`` calls in each round: all members do, and it blocks until
     they have. The module's wrapper of the round before is taken apart first: its hooks are removed from the parameters,
-    and its buckets are freed. In one round it gives the same wrapper again.
+    and its buckets are freed. Further calls in the same round return the same wrapper.
 
     Args:
-        module: what is trained; the state keeps this one, not the wrapper.
-        **kwargs: DistributedDataParallel's, but for ``process_group``.
+        module: the module to train; the state keeps this one, not the wrapper.
+        **kwargs: DistributedDataParallel's, except ``process_group``.
 
     Raises:
         HorovodInternalError: a peer is gone, or the round is broken.
@@ -46,13 +46,13 @@ def distributed_data_parallel(module: torch.nn.Module, **kwargs: Any) -> Distrib
 
 
 def wrapper_of(module: torch.nn.Module) -> DistributedDataParallel | None:
-    """The module's last wrapper, if somebody has it still."""
+    """Return the module's last wrapper, if it still exists."""
     reference = _wrappers.get(module)
     return reference() if reference is not None else None
 
 
 def take_apart(wrapper: DistributedDataParallel) -> None:
-    """Frees what a wrapper has beside its module: hooks on the parameters, buckets, its hold on the process group."""
+    """Free a wrapper's hooks on the parameters, buckets, and reference to the process group."""
     _wrappers.pop(wrapper.module, None)
     free_wrapper(wrapper)
 
@@ -60,19 +60,19 @@ def take_apart(wrapper: DistributedDataParallel) -> None:
 def compile_ahead(
     module: torch.nn.Module, step: Callable[[torch.nn.Module], Any], *, bucket_cap_mb: float = 25.0
 ) -> None:
-    """Compiles a model in this process alone, before it joins the others: they train meanwhile, and wait for nobody.
+    """Compile a model in this process alone, before it joins the others, which keep training meanwhile.
 
-    Call it before the function under ``elastic.run``, which is where the others begin to wait for a newcomer:
-    ``hvd.compile_ahead(model, lambda model: loss_of(model(batch)).backward())``. What is compiled then is what
-    DistributedDataParallel would have torch compile: graphs that are divided where its buckets end, so that gradients
-    are reduced during the backward pass. The model's buffers and gradients and torch's random numbers on the CPU are
-    afterwards what they were.
+    Call it before the function under ``elastic.run``, where the others begin to wait for a new worker:
+    ``hvd.compile_ahead(model, lambda model: loss_of(model(batch)).backward())``. It compiles what
+    DistributedDataParallel would have torch compile: graphs divided where its buckets end, so that gradients are
+    reduced during the backward pass. The model's buffers and gradients and torch's random numbers on the CPU are
+    unchanged afterwards.
 
     Args:
-        module: what will be wrapped: compiled by ``module.compile()``, or by torch.compile within the step.
-        step: a forward and a backward pass of this module, on a batch like those to come. It does not change
-            parameters, and calls no collectives.
-        bucket_cap_mb: as DistributedDataParallel is given it.
+        module: the module to wrap later: compiled by ``module.compile()``, or by torch.compile within the step.
+        step: a forward and a backward pass of this module, on a batch like later ones. It must not change parameters,
+            nor call collectives.
+        bucket_cap_mb: as passed to DistributedDataParallel.
 
     Raises:
         UnsupportedTorchError: this version of torch cannot do that.
@@ -82,7 +82,7 @@ def compile_ahead(
     gradients = [(param, param.grad) for param in module.parameters()]
     for param, _ in gradients:
         param.grad = None
-    # All that torch's compiler looks for in the wrapper that is at work.
+    # The only attribute of the active wrapper that torch's compiler reads.
     wrapper: Any = types.SimpleNamespace(bucket_bytes_cap=int(bucket_cap_mb * (1 << 20)))
     try:
         with torch.random.fork_rng(devices=[]), as_in_forward(wrapper):
@@ -98,14 +98,14 @@ def compile_ahead(
 class DDPState(TorchState):
     """A TorchState whose model is trained by DistributedDataParallel: ``DDPState(model=model, optimizer=…, epoch=0)``.
 
-    ``state.ddp`` is the model's wrapper in the present round; ``state.model`` stays the module itself. At each reset
+    ``state.ddp`` is the model's wrapper in the current round; ``state.model`` stays the module itself. At each reset
     the old wrapper is taken apart.
 
     Args:
-        model: a module, or a DistributedDataParallel, of which the module is taken.
-        optimizer: an optimizer, if any, of the module's parameters.
-        ddp: arguments for DistributedDataParallel, but for ``process_group``.
-        **kwargs: as those of TorchState.
+        model: a module, or a DistributedDataParallel, whose module is used.
+        optimizer: an optimizer of the module's parameters, if any.
+        ddp: arguments for DistributedDataParallel, except ``process_group``.
+        **kwargs: as in TorchState.
     """
 
     def __init__(
@@ -119,20 +119,20 @@ class DDPState(TorchState):
         if isinstance(model, DistributedDataParallel):
             wrapper, model = model, model.module
             take_apart(wrapper)
-        # The state is equal on all ranks already.
+        # The state is already equal on all ranks.
         object.__setattr__(self, "_ddp_options", {"init_sync": False, **(ddp or {})})
         object.__setattr__(self, "_ddp", None)
         super().__init__(model=model, optimizer=optimizer, **kwargs)
 
     @property
     def ddp(self) -> DistributedDataParallel:
-        """The model, wrapped for the present round. The first call in a round is made by all members, and blocks."""
+        """The model, wrapped for the current round. All members make the first call in a round, which blocks."""
         wrapper = distributed_data_parallel(self.model, **self._ddp_options)
         object.__setattr__(self, "_ddp", wrapper)
         return wrapper
 
     def reset(self) -> None:
-        """See State."""
+        """Take the old round's wrapper apart, and reset the other values."""
         wrapper = self._ddp
         if wrapper is not None:
             object.__setattr__(self, "_ddp", None)

@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 Made = torch.nn.Module | tuple[Any, ...]
-"""A model; or a model and its optimizer; or these and a dict of more that has a state, by name."""
+"""A model; or a model and its optimizer; or these and a dict of further objects with a state, by name."""
 
 
 class FSDPState(ShardedState):
     """State of a training with FSDP2: ``FSDPState(make, epoch=0, batch=0)``.
 
-    ``make(mesh)`` builds the model and shards it with ``fully_shard(…, mesh=mesh)``, and its optimizer; it is called
-    in each round, with a mesh of all ranks, and what it gives is ``state.model`` and ``state.optimizer`` in that round.
-    The weights and the optimizer's state are then put back. What else has a state (a scheduler, say) it may give by
-    name, in a dict.
+    ``make(mesh)`` builds the model and shards it with ``fully_shard(…, mesh=mesh)``, and its optimizer; it is called in
+    each round, with a mesh of all ranks, and its results are ``state.model`` and ``state.optimizer`` in that round.
+    Then the weights and the optimizer's state are restored. It may return further objects with a state (such as a
+    scheduler) by name, in a dict.
 
     Args:
-        make: see above. Returns the model; or the model and the optimizer; or these and a dict.
-        load: ``load(state)``, called on all ranks when pieces are lost and no copy is left, to read a checkpoint (with
-            torch.distributed.checkpoint, say) into the model, the optimizer and the attributes. Without it that is an
-            error, which ends the job.
+        make: returns the model; or the model and the optimizer; or these and a dict.
+        load: ``load(state)``, called on all ranks if pieces are lost and no copy is left, to read a checkpoint (for
+            instance with torch.distributed.checkpoint) into the model, the optimizer and the attributes. Without it
+            that is an error, which ends the job.
         copies: whether each rank's pieces are copied to the next host.
-        rehearse: whether a process that joins others calls ``make`` once before, with a mesh whose collectives do
-            nothing, so that they do not wait for what it does the first time only. What that makes is thrown away.
-        device_type: of the mesh; by default "cuda" where the process group has NCCL, else "cpu".
-        **kwargs: plain attributes and their first values.
+        rehearse: whether a process that joins others calls ``make`` once in advance, with a mesh whose collectives do
+            nothing, so that they do not wait for one-time work. That result is discarded.
+        device_type: of the mesh; by default "cuda" if the process group has NCCL, else "cpu".
+        **kwargs: plain attributes and their initial values.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class FSDPState(ShardedState):
         self._make, self._device_type, self._rehearse = make, device_type, rehearse
 
     def _prepare(self, planned: SlotInfo) -> None:
-        """See State."""
+        """Rehearse the first build, before joining ranks that train."""
         if self._rehearse:
             rehearse(self._make, planned, self._device_type or ("cuda" if torch.cuda.is_available() else "cpu"))
 
     def _make_model(self) -> None:
-        from torch.distributed.device_mesh import DeviceMesh  # late, see shards.py
+        from torch.distributed.device_mesh import DeviceMesh  # late: importing it takes long
 
         self.model = self.optimizer = None
         self._others.clear()
-        gc.collect()  # a sharded model holds itself, and the process group of its round
+        gc.collect()  # a sharded model references itself, and the process group of its round
         group = process_group()
         device_type = self._device_type or ("cuda" if _has_nccl(group) else "cpu")
         self._pinned = device_type == "cuda"
@@ -89,12 +89,12 @@ class FSDPState(ShardedState):
         return tree
 
     def _boxes(self) -> Callable[[Sharded], Box]:
-        """See ShardedState."""
+        """Return the function that gives this rank's place in a tensor."""
         mesh_of = self._meshes()
         return lambda sharded: box_of(sharded.shape, mesh_of(sharded), sharded.placements)
 
     def _meshes(self) -> Callable[[Sharded], DeviceMesh]:
-        """What tells the mesh that a tensor of another round has in this one."""
+        """Return the function that gives the current mesh of a tensor of another round."""
         meshes = [
             tensor.device_mesh for tensor in taken_out(self.model.state_dict())[1] if not isinstance(tensor, Owned)
         ]
@@ -111,8 +111,8 @@ class FSDPState(ShardedState):
         return mesh_of
 
     def _set(self, tree: Any, piece: Callable[[Sharded], torch.Tensor]) -> None:
-        """See ShardedState."""
-        from torch.distributed.tensor import DTensor  # late, see shards.py
+        """Set model, optimizer and others from a tree and this rank's pieces."""
+        from torch.distributed.tensor import DTensor  # late: importing it takes long
 
         mesh_of = self._meshes()
         device = next((param.device for param in self.model.parameters()), torch.device("cpu"))

@@ -1,7 +1,7 @@
-"""``hvd.process_group()``: torch.distributed's process group of the present round.
+"""``hvd.process_group()``: torch.distributed's process group of the current round.
 
-Owns its making, its end with the round, and its place as torch's default group. What a group of a broken round raises
-is an error of the round's: see Context.accounts_for.
+Owns its making, its end with the round, and its place as torch's default group. Errors of a group in a broken round
+count as the round's (Context.accounts_for).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _present: RoundGroup | None = None
 
 
 def backend_of(context: Context) -> str:
-    """What carries a round's group, in torch's words. The same on all ranks."""
+    """Return the backend of a round's group, as torch names it. The same on all ranks."""
     return "gloo" if nccl_refusal(context) else "cpu:gloo,cuda:nccl"
 
 
 def name_interface(address: str) -> None:
-    """Has torch's Gloo listen at the interface that has this address, unless the user has named one.
+    """Make torch's Gloo listen at the interface with this address, unless the user has named one.
 
-    By itself it takes what the host's name leads to, which may be anything. Once in a process, for subgroups too.
+    By default it uses the address of the host's name, which may be any. Once in a process, for subgroups too.
     """
     if os.environ.get(_GLOO_INTERFACE):
         return
@@ -57,11 +57,11 @@ def name_interface(address: str) -> None:
 
 
 class RoundGroup:
-    """The process group of one round, see Companion.
+    """The process group of one round (a Companion).
 
     Args:
         context: the round.
-        number: how many this round has had before: a program may have destroyed one.
+        number: how many groups this round had before: a program may have destroyed one.
     """
 
     def __init__(self, context: Context, number: int) -> None:
@@ -69,7 +69,7 @@ class RoundGroup:
         self.sockets = GroupSockets()
         self._lock = threading.Lock()  # guards _broken
         self._broken = ""
-        self._store: RoundStore | None = None  # torch holds its C++ half only, which is nothing without this one
+        self._store: RoundStore | None = None  # torch holds only its C++ half, which is useless without this one
         self._group: Any = None
         self._is_default = False
         self._aborts: list[threading.Thread] = []
@@ -85,7 +85,7 @@ class RoundGroup:
         return self._group is not None and private.is_known(self._group)
 
     def make(self) -> None:
-        """Makes the group, with all members. Blocks until they have it.
+        """Make the group, with all members. Blocks until they have it.
 
         Raises:
             HorovodInternalError: a peer is gone, or the round is over.
@@ -114,7 +114,7 @@ class RoundGroup:
                         f"cannot find the connections of this Gloo (torch {torch.__version__}): what waits in the "
                         "process group ends with its time limit only"
                     )
-                elif not lazy_gloo():  # Gloo takes who comes first: see torch_collectives
+                elif not lazy_gloo():  # Gloo accepts any peer: see torch_collectives
                     packed = meeting(f"{scope}.ends", key=slot.rank, count=slot.size, value=pack_ends(ends))
                     members = Group("global", tuple(range(slot.size)), slot.rank)
                     check_ends(members, [unpack_ends(each) for each in packed])
@@ -136,7 +136,7 @@ class RoundGroup:
         return private.add_group(backend, store, slot.rank, slot.size, timeout_s, name)
 
     def _on_devices(self) -> list[Any]:
-        """The backends, of this group and of subgroups, that have an abort."""
+        """Return the backends, of this group and of subgroups, that have an abort."""
         groups = private.known_groups() if self._is_default else [self._group]
         found = []
         for group in groups:
@@ -147,7 +147,7 @@ class RoundGroup:
         return found
 
     def abort(self, reason: str) -> None:
-        """See Companion."""
+        """End blocked calls, because the round is broken."""
         with self._lock:
             if self._broken:
                 return
@@ -157,20 +157,20 @@ class RoundGroup:
             self._aborts += [abort_in_thread(backend) for backend in self._on_devices()]
 
     def quiesce(self, limit_s: float) -> None:
-        """See Companion. What runs on devices is waited for by the device lane."""
+        """Wait until Gloo's threads sleep. The device lane waits for devices."""
         deadline = time.monotonic() + limit_s
         while not gloo_sleeps() and time.monotonic() < deadline:
             pass
 
     def is_cut(self) -> bool:
-        """See Companion."""
+        """Return whether a connection to a member is lost."""
         return self.is_there and self.sockets.is_cut()
 
     def close(self) -> None:
-        """See Companion.
+        """Abort the group and remove it from torch.
 
         Raises:
-            RuntimeError: NCCL does not end. This process cannot go on.
+            RuntimeError: NCCL does not end. This process cannot continue.
         """
         self.abort("the round is over")
         stuck = [abort for abort in self._aborts if not has_ended(abort)]
@@ -182,7 +182,7 @@ class RoundGroup:
             dist.destroy_process_group(None if self._is_default else self._group)
 
     def free(self) -> None:
-        """See Companion."""
+        """Free the group and its store."""
         self.sockets.close()
         self._group = None  # Gloo's destructor joins threads
         store, self._store = self._store, None
@@ -190,32 +190,32 @@ class RoundGroup:
             store.close()
 
     def abandon(self) -> None:
-        """See Companion."""
+        """Keep the group alive in a forked child: its destructor would join threads that exist only in the parent."""
         private.leak(self._group)
         self._group = None
 
 
 def process_group() -> dist.ProcessGroup:
-    """torch.distributed's process group of all members of the present round, for DDP, FSDP2, DTensor and collectives.
+    """Return torch.distributed's process group of all members of the round, for DDP, FSDP2, DTensor and collectives.
 
-    NCCL for CUDA tensors where each rank has a GPU of its own, Gloo for all else. It is made at the first call in a
-    round, which all members make, and blocks until they have; then it is the same until the round ends. In the next
-    round it is another: what holds one is made anew, too (:func:`distributed_data_parallel`, ``DDPState``,
-    ``FSDPState``). It is torch's default group where the program has made none.
+    It uses NCCL for CUDA tensors if each rank has its own GPU, Gloo otherwise. It is made at the first call in a round,
+    which all members make, and blocks until they have; then it stays the same until the round ends. The next round has
+    another one, so objects that hold it have to be made anew, too (:func:`distributed_data_parallel`, ``DDPState``,
+    ``FSDPState``). It is torch's default group unless the program has made one.
 
-    When the round breaks, so does the group: what waits in it raises, and ``elastic.run`` goes on from the last commit,
-    as after a HorovodInternalError.
+    If the round breaks, so does the group: calls that wait in it raise an exception, and ``elastic.run`` resumes from
+    the last commit, as after a HorovodInternalError.
 
     Raises:
         HorovodInternalError: a peer is gone, or the round is broken.
         NotInitializedError: ``init()`` was not called.
-        UnsupportedTorchError: this version of torch has no way to it.
+        UnsupportedTorchError: this version of torch does not support it.
     """
     return round_group().group  # type: ignore[no-any-return]
 
 
 def round_group() -> RoundGroup:
-    """The present round's, made if it is not there. See process_group."""
+    """Return the current round's group, made if necessary (process_group())."""
     global _present
     context = current()
     context.check()

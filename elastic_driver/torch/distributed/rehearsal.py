@@ -1,8 +1,8 @@
-"""The first build of a sharded model in a process that joins others, before it joins them.
+"""The first build of a sharded model, before its process joins the others.
 
-What a build does only the first time (imports, kernels, files that are read) takes seconds, and in a round all members
-would wait for it. So it is done once beforehand, on a mesh of torch's fake process group, whose collectives do nothing,
-and thrown away. It is a help and no more: whatever goes wrong is left to the build that counts.
+The first build includes one-time work (imports, kernels, reading files) that takes seconds, during which all members of
+a round would wait. So it is done once in advance, on a mesh of torch's fake process group, whose collectives do
+nothing, and discarded. It is only an optimization: any failure is left to the real build.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _log = logging.getLogger("elastic_driver.worker")
 
 
 def rehearse(make: Callable[[DeviceMesh], Any], planned: SlotInfo, device_type: str) -> None:
-    """Calls ``make`` with a mesh of as many ranks as are planned, and forgets what it gives.
+    """Call ``make`` with a mesh of the planned size, and discard the result.
 
-    Not where the program has a process group of its own, which would not be the one that it has in a round.
+    Does nothing if the program has its own process group, which would not be the one of the round.
     """
     if dist.is_initialized():
         return
     try:
         with _fake_group(planned) as group, _same_numbers(device_type):
-            from torch.distributed.device_mesh import DeviceMesh  # late, see shards.py
+            from torch.distributed.device_mesh import DeviceMesh  # late: importing it takes long
 
             make(DeviceMesh.from_group(group, device_type))
-    except (Exception, SystemExit) as error:  # also of a script that gives up where it finds no file
+    except (Exception, SystemExit) as error:  # also if a script exits because a file is missing
         _log.info("elastic_driver: cannot build the model before the round: %s: %s", type(error).__name__, error)
     if device_type == "cuda":
         torch.cuda.empty_cache()
@@ -47,19 +47,19 @@ def rehearse(make: Callable[[DeviceMesh], Any], planned: SlotInfo, device_type: 
 
 @contextlib.contextmanager
 def _fake_group(planned: SlotInfo) -> Iterator[dist.ProcessGroup]:
-    """torch's default group, which does nothing, and is gone afterwards with all that was made of it."""
+    """Set a fake group as torch's default group, and remove it with everything made from it."""
     group = init_default_group("fake", fake_store(), planned.rank, planned.size)
     try:
         yield group
     finally:
         del group
-        gc.collect()  # a sharded model holds itself, and its groups
+        gc.collect()  # a sharded model references itself, and its groups
         dist.destroy_process_group()
 
 
 @contextlib.contextmanager
 def _same_numbers(device_type: str) -> Iterator[None]:
-    """Random numbers are drawn afterwards as if none had been."""
+    """Restore the random number generators afterwards."""
     devices = [torch.cuda.current_device()] if device_type == "cuda" else []
     python, numpy = random.getstate(), np.random.get_state()
     try:

@@ -1,11 +1,11 @@
-"""The state of a training that is in pieces, so that no rank has all of it: what FSDPState and ZeroState share.
+"""The state of a training that is sharded, so that no rank has all of it: the common part of FSDPState and ZeroState.
 
-Each rank keeps its own pieces in host memory at each commit, and a copy goes to a rank on the next host while the
-training goes on. In a new round the model is made anew, for as many ranks as there are, and its pieces are gathered
-from those who hold them. It goes on from the most advanced version that is there as a whole: that of the last commit,
-or, where the copies of that were still on their way, that of the one before.
+At each commit each rank keeps its own pieces in host memory, and sends a copy to a rank on the next host while the
+training continues. In a new round the model is made anew, for the current number of ranks, and its pieces are gathered
+from their holders. It resumes from the most advanced version that is complete: that of the last commit, or, if its
+copies were still being sent, that of the one before.
 
-A version is given up only when a collective has shown that all members have the copies of a later one.
+A version is dropped only once a collective has shown that all members have the copies of a later one.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ from elastic_driver.worker.rounds.current import current, current_round
 from elastic_driver.worker.settings import worker_settings
 from elastic_driver.worker.state import ObjectState, State
 
-# Whole tensors of so many bytes are put together from their pieces at once.
+# Size in bytes up to which whole tensors are assembled from their pieces at once.
 _CHUNK_BYTES = 256 << 20
-# The driver's words for who leaves, in a notice (core/in_place.py).
+# The driver's words for leaving hosts, in a notice (core/in_place.py).
 _LEAVING = re.compile(r"host (\S+) (?:drained|left over|removed or reduced)")
 
 
 @dataclass
 class _Version:
-    """The state as it was at one time.
+    """The state at one point in time.
 
     Attributes:
-        key: which.
-        whole: what is not sharded.
+        key: identifies the version.
+        whole: the part that is not sharded.
         values: the plain attributes.
         own: this rank's pieces.
-        former: this rank, then.
+        former: this process's rank at that time.
         copies: of others' pieces, by their rank.
     """
 
@@ -80,21 +80,21 @@ class _Version:
 
     @property
     def tree(self) -> Any:
-        """The state, with a Sharded for each sharded tensor; the tensors in it are the restore point's."""
+        """The state, with a Sharded for each sharded tensor; its tensors are the restore point's."""
         return self.whole.tree()
 
     def payloads(self) -> dict[int, Payload]:
-        """All pieces that are here."""
+        """Return all pieces held here."""
         return {**self.copies, self.former: self.own}
 
 
 class ShardedState(ObjectState):
-    """What FSDPState and ZeroState have in common: pieces of the state, where they are, and who gets which.
+    """The common part of FSDPState and ZeroState: pieces of the state, their places, and their distribution.
 
     Args:
-        load: reads a checkpoint where pieces are lost.
+        load: reads a checkpoint if pieces are lost.
         copies: whether each rank's pieces are copied to the next host.
-        **kwargs: plain attributes and their first values.
+        **kwargs: plain attributes and their initial values.
     """
 
     model: Any = None
@@ -115,28 +115,28 @@ class ShardedState(ObjectState):
     # --- what they have not ----------------------------------------------------------------------------------------
 
     def _make_model(self) -> None:
-        """Makes what is trained, for the present round. All members call it."""
+        """Make the model for the current round. All members call it."""
         raise NotImplementedError
 
     def _tree(self) -> dict[str, Any]:
-        """The state; tensors in it are the live ones. All members call it."""
+        """Return the state; its tensors are the live ones. All members call it."""
         raise NotImplementedError
 
     def _boxes(self) -> Callable[[Sharded], Box]:
-        """What tells this rank's place in a tensor, in what was made last."""
+        """Return the function that gives this rank's place in a tensor, in the current model."""
         raise NotImplementedError
 
     def _set(self, tree: Any, piece: Callable[[Sharded], torch.Tensor]) -> None:
-        """Makes the state that of a tree, whose tensors stay the caller's, as the pieces do."""
+        """Set the state from a tree and pieces, whose tensors stay the caller's."""
         raise NotImplementedError
 
     # --- commits ---------------------------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        """Looks for host updates, then keeps the state, and begins to copy it to the next host.
+        """Check for host updates, then keep the state, and start copying it to the next host.
 
         Raises:
-            HostsUpdatedInterrupt: hosts came or went; on all ranks at the same commit, with the state kept.
+            HostsUpdatedInterrupt: hosts joined or left; on all ranks at the same commit, with the state kept.
             HorovodInternalError: a peer is gone.
             DurableError: the job has durable commits.
         """
@@ -146,7 +146,7 @@ class ShardedState(ObjectState):
             State.check_host_updates(self)
         except HostsUpdatedInterrupt as error:
             interrupt = error
-        # All have passed what they settle first: everybody has the copies of the last version.
+        # All members have settled before the check: everybody has the copies of the last version.
         self._keep_only_last()
         self._keep(self._commits + 1)
         round_now = current_round()
@@ -160,7 +160,7 @@ class ShardedState(ObjectState):
             raise interrupt
 
     def check_host_updates(self) -> None:
-        """See State. The state is kept before it is left."""
+        """Check for host updates, and keep the state before leaving."""
         try:
             super().check_host_updates()
         except HostsUpdatedInterrupt as interrupt:
@@ -170,15 +170,15 @@ class ShardedState(ObjectState):
             raise
 
     def save(self) -> None:
-        """See State. All ranks call it."""
+        """Keep the state as a new version. All ranks call it."""
         self._settle()
         self._keep()
 
     @torch.no_grad()
     def _keep(self, commits: int | None = None) -> None:
-        """Takes a version, of so many commits if there are more now, and begins to send it.
+        """Make a version, with this number of commits if given, and start sending it.
 
-        What ends it early leaves the versions and the number of commits as they were.
+        If interrupted, the versions and the number of commits are unchanged.
         """
         tree, tensors = taken_out(self._tree())
         payload = Payload.of([leaf_of(tensor) for tensor in tensors], self._spare, pinned=self._pinned)
@@ -204,7 +204,7 @@ class ShardedState(ObjectState):
         self._sending = version, alltoall_async(rows, splits, name="elastic_driver.shards")
 
     def _settle(self) -> None:
-        """Blocks until the copies of the last version are where they belong."""
+        """Block until the copies of the last version have arrived."""
         if self._sending is not None:
             (version, handle), self._sending = self._sending, None
             self._received(version, *synchronize(handle))
@@ -222,11 +222,11 @@ class ShardedState(ObjectState):
         del self._versions[:-1]
 
     def _hand_over(self, reason: str) -> None:
-        """Before members leave: what only those have goes to one that stays."""
+        """Before members leave, send pieces that only they have to a member that stays."""
         self._settle()
         if len(self._hosts) == 1:
             return
-        # Of all: the notice may have reached one member so far, and any of them may be that one.
+        # Of all: the notice may have reached only one member so far, and any may be that one.
         reasons = allgather_object(reason, name="elastic_driver.reason")
         leaving = {host for text in reasons for host in _LEAVING.findall(text)}
         version, ranks = self._versions[-1], range(len(self._hosts))
@@ -245,20 +245,20 @@ class ShardedState(ObjectState):
     # --- rounds ----------------------------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """See State. Which version it is, the members agree on in the next round."""
+        """Forget copies in flight. In the next round the members agree on the version."""
         self._sending = None
 
     def reset(self) -> None:
-        """See State."""
+        """Enter the new round, unless a sync follows."""
         if not current().assignment.sync:
             self._enter()
 
     def sync(self) -> None:
-        """See State. Not rank 0's state: the most advanced that is there as a whole."""
+        """Enter the new round, with the most advanced complete version instead of rank 0's state."""
         self._enter()
 
     def _enter(self) -> None:
-        """Makes the model for the present round and puts the state back. Blocks until all members have."""
+        """Make the model for the current round and restore the state. Blocks until all members have."""
         self._sending = None
         held: dict[Key, dict[int, tuple[Leaf, ...]]] = {
             version.key: {former: payload.leaves for former, payload in version.payloads().items()}
@@ -302,12 +302,12 @@ class ShardedState(ObjectState):
         self._set(tree, lambda sharded: payload.piece(sharded.index))
         self._take(copy.deepcopy(values))
         self._commits = key.commits
-        # The versions of before stay, until all have the copies of this one.
+        # Earlier versions stay until all have the copies of this one.
         self._versions = [former for former in self._versions if former.key <= key][-1:]
         self._add(_Version(self._next_key(), whole, values, payload, current().slot.rank))
 
     def _gather(self, version: _Version | None, sources: Mapping[int, Source], target: Payload) -> None:
-        """Fills the payload with what the holders of the pieces send."""
+        """Fill the payload with the data from the holders of the pieces."""
         context = current()
         rank, size = context.slot.rank, context.slot.size
         payloads = version.payloads() if version is not None else {}
@@ -345,7 +345,7 @@ class ShardedState(ObjectState):
                 leaf.box.within(target.piece(index), part).copy_(data.view(leaf.torch_dtype).view(part.size))
 
     def _durable_values(self, *, lend: bool = False) -> dict[str, Any]:
-        """See State."""
+        """Raise DurableError: no rank has the whole state."""
         raise DurableError(
             f"cannot write a {type(self).__name__} to disc: no rank has all of it; leave --durable-dir away, write "
             f"checkpoints with torch.distributed.checkpoint, and give {type(self).__name__} a load function that reads "
@@ -354,7 +354,7 @@ class ShardedState(ObjectState):
 
 
 def _fill(pieces: list[torch.Tensor]) -> int:
-    """Makes these whole rows, and says how many."""
+    """Pad the pieces to whole rows, and return their number."""
     total = sum(piece.numel() for piece in pieces)
     rows = -(-total // ROW_BYTES)
     if rows * ROW_BYTES > total:

@@ -1,7 +1,7 @@
-"""Sharded state as pieces of whole tensors: how a rank keeps its own, and how others are made of them.
+"""Sharded state as pieces of whole tensors: how a rank keeps its own, and how others are assembled from them.
 
-A box is a place in a whole tensor. A payload is all that a rank has of the state, in one tensor of bytes with a head
-that says what it is, so that it can be sent as it is and be read by whoever has it. Nothing here communicates.
+A box is a place in a whole tensor. A payload is a rank's whole part of the state, in one tensor of bytes with a head
+that describes it, so that it can be sent unchanged and read by any rank. Nothing here communicates.
 
 torch.distributed.tensor is imported late: that takes long, and most programs have no sharded tensors.
 """
@@ -34,25 +34,25 @@ _HEAD = struct.Struct("<Q")
 
 
 class Box(NamedTuple):
-    """Where a piece lies: its first index in each dimension, and its size there."""
+    """The place of a piece: its first index in each dimension, and its size there."""
 
     offset: tuple[int, ...]
     size: tuple[int, ...]
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.size)
 
     def overlap(self, other: Box) -> Box | None:
-        """What both have; None for nothing."""
+        """Return the intersection; None if it is empty."""
         offset = tuple(max(a, b) for a, b in zip(self.offset, other.offset, strict=True))
         end = [min(a + n, b + m) for a, n, b, m in zip(self.offset, self.size, other.offset, other.size, strict=True)]
         size = tuple(e - o for e, o in zip(end, offset, strict=True))
         return Box(offset, size) if all(n > 0 for n in size) else None
 
     def within(self, piece: torch.Tensor, part: Box) -> torch.Tensor:
-        """The part's elements of the piece that fills this box."""
+        """Return the part's elements of the piece that fills this box."""
         for dim, (start, own, size) in enumerate(zip(part.offset, self.offset, part.size, strict=True)):
             piece = piece.narrow(dim, start - own, size)
         return piece
@@ -68,25 +68,25 @@ class Leaf:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """As torch has it."""
+        """The dtype as torch's object."""
         return getattr(torch, self.dtype)  # type: ignore[no-any-return]
 
     @property
     def nbytes(self) -> int:
-        """Of the piece."""
+        """Bytes of the piece."""
         return self.box.numel * self.torch_dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """Stands for a sharded tensor in a tree.
+    """Represents a sharded tensor in a tree.
 
     Attributes:
-        index: which of the tree's.
-        shape: the whole tensor's.
+        index: its number in the tree.
+        shape: the whole tensor's shape.
         dtype: torch's name for it.
         placements: those of a DTensor; or one OwnedBy.
-        mesh_dims: the names of the DTensor's mesh, which its placements belong to.
+        mesh_dims: the dimension names of the DTensor's mesh, to which its placements refer.
     """
 
     index: int
@@ -101,11 +101,11 @@ class Sharded:
 
 @dataclass(frozen=True, slots=True)
 class OwnedBy:
-    """In place of placements: the rank whose optimizer has this parameter has the whole tensor, all others nothing.
+    """Instead of placements: the rank whose optimizer owns this parameter has the whole tensor, all others nothing.
 
     Attributes:
         parameter: its number.
-        shape: of the tensor; where it has no dimension, it is kept with one.
+        shape: of the tensor; one without dimensions is kept with one.
         on_host: whether it is on the CPU wherever the parameter is.
     """
 
@@ -116,12 +116,12 @@ class OwnedBy:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A tensor of an optimizer whose ranks have the state of some parameters each.
+    """A tensor of an optimizer each of whose ranks has the state of some parameters.
 
     Attributes:
-        owner: whose it is.
-        dtype: its own.
-        tensor: itself, where it is this rank's.
+        owner: its owner.
+        dtype: its dtype.
+        tensor: the tensor, if this rank owns it.
     """
 
     owner: OwnedBy
@@ -130,28 +130,28 @@ class Owned:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """With which it is kept."""
+        """The shape in which it is kept."""
         return self.owner.shape or (1,)
 
     @property
     def placements(self) -> tuple[OwnedBy]:
-        """See Sharded."""
+        """Its placements, as in Sharded."""
         return (self.owner,)
 
     def to_local(self) -> torch.Tensor:
-        """This rank's piece of it."""
+        """Return this rank's piece of it."""
         if self.tensor is None:
             return torch.empty([0] * len(self.shape), dtype=self.dtype, device="cpu")
         return self.tensor.reshape(self.shape)
 
 
 def owned_box(shape: Sequence[int], *, is_owner: bool) -> Box:
-    """A rank's place in a tensor that one rank has."""
+    """Return a rank's place in a tensor that one rank owns."""
     return Box((0,) * len(shape), tuple(shape) if is_owner else (0,) * len(shape))
 
 
 def leaf_of(tensor: DTensor | Owned) -> Leaf:
-    """What is kept of a tensor here."""
+    """Describe a tensor and this rank's piece of it."""
     if isinstance(tensor, Owned):
         box = owned_box(tensor.shape, is_owner=tensor.tensor is not None)
     else:
@@ -164,10 +164,10 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def box_of(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> Box:
-    """This rank's place in a tensor of this shape.
+    """Return this rank's place in a tensor of this shape.
 
     Raises:
-        UnsupportedOperationError: there is not one such place.
+        UnsupportedOperationError: its elements are not in one such place.
     """
     from torch.distributed.tensor import Replicate, Shard
 
@@ -185,7 +185,7 @@ def box_of(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> Box:
         first, *later = mesh_dims
         strided = [mesh_dim for mesh_dim in mesh_dims if is_strided(placements[mesh_dim])]
         if strided:
-            # As FSDP2 divides what tensor parallelism has divided before: then a rank's piece is in one place.
+            # As FSDP2 divides a tensor already divided by tensor parallelism: then a rank's piece is contiguous.
             factor = math.prod(mesh.size(mesh_dim) for mesh_dim in later)
             if strided != [first] or placements[first].split_factor != factor:
                 raise UnsupportedOperationError(
@@ -201,7 +201,7 @@ def box_of(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> Box:
 
 
 def taken_out(tree: Any) -> tuple[Any, list[DTensor | Owned]]:
-    """The tree with a Sharded in place of each sharded tensor, and these."""
+    """Return the tree with a Sharded in place of each sharded tensor, and these tensors."""
     from torch.distributed.tensor import DTensor
 
     found: list[DTensor | Owned] = []
@@ -222,7 +222,7 @@ def taken_out(tree: Any) -> tuple[Any, list[DTensor | Owned]]:
 
 
 def put_back(tree: Any, make: Any) -> Any:
-    """The tree with ``make(sharded)`` in place of each Sharded."""
+    """Return the tree with ``make(sharded)`` in place of each Sharded."""
     if isinstance(tree, Sharded):
         return make(tree)
     if isinstance(tree, Mapping):
@@ -234,7 +234,7 @@ def put_back(tree: Any, make: Any) -> Any:
 
 
 def sharded_in(tree: Any) -> list[Sharded]:
-    """All of them, by their numbers."""
+    """Return all Sharded of a tree, by their numbers."""
     found: list[Sharded] = []
     put_back(tree, found.append)
     return sorted(found, key=lambda one: one.index)
@@ -244,7 +244,7 @@ class Payload:
     """A rank's pieces in one tensor of bytes.
 
     Attributes:
-        leaves: what it has.
+        leaves: descriptions of the pieces.
         data: (bytes,) uint8, whole rows.
     """
 
@@ -253,7 +253,7 @@ class Payload:
 
     @classmethod
     def of(cls, leaves: Sequence[Leaf], spare: torch.Tensor | None = None, *, pinned: bool = False) -> Payload:
-        """An empty one; in the memory of the spare one, if that fits."""
+        """Make an empty one; in the memory of the spare one, if that fits."""
         head = json.dumps([[leaf.shape, leaf.dtype, leaf.box.offset, leaf.box.size] for leaf in leaves]).encode()
         starts, total = _starts(leaves, _HEAD.size + len(head))
         if spare is None or spare.numel() != total:
@@ -264,20 +264,20 @@ class Payload:
 
     @classmethod
     def read(cls, data: torch.Tensor) -> Payload:
-        """One that has come from another rank."""
+        """Decode one received from another rank."""
         (length,) = _HEAD.unpack(data[: _HEAD.size].numpy().tobytes())
         head = json.loads(data[_HEAD.size : _HEAD.size + length].numpy().tobytes())
         leaves = [Leaf(tuple(shape), dtype, Box(tuple(offset), tuple(size))) for shape, dtype, offset, size in head]
         return cls(leaves, data, _starts(leaves, _HEAD.size + length)[0])
 
     def piece(self, index: int) -> torch.Tensor:
-        """The memory of one piece, with its shape."""
+        """Return the memory of one piece, with its shape."""
         leaf, start = self.leaves[index], self._starts[index]
         return self.data[start : start + leaf.nbytes].view(leaf.torch_dtype).view(leaf.box.size)
 
 
 def _starts(leaves: Sequence[Leaf], head: int) -> tuple[list[int], int]:
-    """Where each piece begins, and the length of the whole."""
+    """Return where each piece begins, and the total length."""
     starts, at = [], head
     for leaf in leaves:
         at = -(-at // _ALIGNED_BYTES) * _ALIGNED_BYTES
@@ -287,11 +287,11 @@ def _starts(leaves: Sequence[Leaf], head: int) -> tuple[list[int], int]:
 
 
 class Key(NamedTuple):
-    """Which version of the state: the most advanced is the greatest.
+    """Identifies a version of the state: the most advanced is the greatest.
 
     Attributes:
         commits: of the state.
-        round_id: in which it was kept, so on how many ranks.
+        round_id: the round in which it was kept, which determines the number of ranks.
         number: in this round.
     """
 
@@ -302,11 +302,11 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the pieces of one former rank are.
+    """The holder of the pieces of one former rank.
 
     Attributes:
-        holder: the rank, of the present round, that has them.
-        leaves: what they are.
+        holder: the rank, of the current round, that has them.
+        leaves: their descriptions.
     """
 
     holder: int
@@ -314,15 +314,15 @@ class Source:
 
 
 Inventory = Mapping[Key, Mapping[int, tuple[Leaf, ...]]]
-"""What a rank holds: by version and former rank, its own and copies of others'."""
+"""The pieces that a rank holds: by version and former rank, its own and copies of others'."""
 
 
 def choose(inventories: Sequence[Inventory], own: Sequence[Iterable[Key]]) -> tuple[Key, dict[int, Source]] | None:
-    """The most advanced version that is there as a whole, and where; the same on all ranks that are given the same.
+    """Return the most advanced complete version, and its sources; the same on all ranks for the same arguments.
 
     Args:
         inventories: of each rank.
-        own: of each rank, the versions of which it has the whole tree and not only copies of others' pieces.
+        own: for each rank, the versions of which it has the whole tree and not only copies of others' pieces.
     """
     keys = sorted({key for kept in own for key in kept}, reverse=True)
     for key in keys:
@@ -349,7 +349,7 @@ def _missing(sources: Iterable[Source]) -> bool:
 def parts(
     sources: Mapping[int, Source], targets: Sequence[Leaf], indices: Iterable[int]
 ) -> Iterator[tuple[int, int, Box]]:
-    """What a rank needs that is to have these pieces: (former rank, number of the tensor, box), in one order."""
+    """Yield what a rank needs for these pieces: (former rank, number of the tensor, box), in a fixed order."""
     for index in indices:
         seen: set[Box] = set()
         for former in sorted(sources):
@@ -363,7 +363,7 @@ def parts(
 
 
 def in_chunks(leaves: Sequence[Leaf], limit: int) -> list[list[int]]:
-    """The tensors' numbers, in groups whose whole tensors have about so many bytes."""
+    """Return the tensors' numbers, in groups whose whole tensors have about so many bytes."""
     chunks: list[list[int]] = []
     room = 0
     for index, leaf in enumerate(leaves):
@@ -377,10 +377,10 @@ def in_chunks(leaves: Sequence[Leaf], limit: int) -> list[list[int]]:
 
 
 def next_hosts(hosts: Sequence[str]) -> list[int]:
-    """For each rank the one that keeps a copy of its pieces: on the next host; on one host the next rank.
+    """Return, for each rank, the one that keeps a copy of its pieces: on the next host; on one host the next rank.
 
     Args:
-        hosts: of each rank.
+        hosts: the host of each rank.
     """
     names = list(dict.fromkeys(hosts))
     ranks = {name: [rank for rank, host in enumerate(hosts) if host == name] for name in names}

@@ -1,8 +1,8 @@
-"""The connections of one round's process groups over Gloo, and of their store: finding them, ending what waits on them.
+"""The connections of one round's process groups over Gloo, and of their store: finding them, ending waits on them.
 
-Nothing in torch does that (abort is a no-op there). They are known by their ends: one was accepted where a Gloo device
-of this process listens, or leads to where one of a peer's does. Which these are is said in what Gloo tells the others
-through the store. So connections that are made late are found, too, and those of subgroups.
+Nothing in torch does that (abort is a no-op there). They are identified by their ends: one was accepted where a Gloo
+device of this process listens, or leads to where a peer's listens. These addresses are in the messages that Gloo sends
+through the store. So connections made later are found, too, and those of subgroups.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 from elastic_driver.torch_private.groups import GLOO_THREAD
 from elastic_driver.worker.engine.own_sockets import Ends, duplicate, end_of, is_listening, own_sockets, shut
 
-_ESTABLISHED = 1  # of TCP_INFO's first byte
-# Between two looks whether they have done anything: longer than a tick of the thread that moves their bytes, 10 ms, in
-# which it sees that a connection is shut, and tells them.
+_ESTABLISHED = 1  # first byte of TCP_INFO
+# Between two checks of the threads: longer than a tick of the thread that moves their bytes, 10 ms, in which it notices
+# a shut connection, and notifies them.
 _SLEEP_LOOK_S = 0.015
-# Between two looks for connections that are made although the round is broken.
+# Between two searches for connections that are made although the round is broken.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.02, 1.0
 
 Listener = tuple[str, int]
@@ -31,16 +31,16 @@ Listener = tuple[str, int]
 
 
 def _plain(address: str) -> str:
-    """Without a zone, and IPv4 as that."""
+    """Normalise an address: without a zone, and IPv4 in its own form."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     mapped = getattr(parsed, "ipv4_mapped", None)
     return str(mapped or parsed)
 
 
 def gloo_sleeps() -> bool:
-    """Whether the threads that run collectives of torch's Gloo have slept for a moment. Blocks for that moment.
+    """Return whether the threads that run collectives of torch's Gloo have slept for a moment. Blocks for that moment.
 
-    When their connections are shut nothing wakes those that still sleep: what they have not written they never will.
+    Once their connections are shut nothing wakes sleeping threads: they will write nothing more.
     """
     before = _gloo_threads()
     if not before:
@@ -50,10 +50,10 @@ def gloo_sleeps() -> bool:
 
 
 def _gloo_threads() -> dict[str, tuple[str, str]]:
-    """Of each such thread: its state, and how often it has gone to sleep."""
+    """Return each such thread's state, and how many times it has gone to sleep."""
     found = {}
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError):  # it has ended since
+        with contextlib.suppress(OSError):  # it has ended meanwhile
             lines = Path(f"/proc/self/task/{thread}/status").read_text().splitlines()
             facts = dict(line.split(":", 1) for line in lines if ":" in line)
             if facts["Name"].strip() == GLOO_THREAD:
@@ -62,10 +62,10 @@ def _gloo_threads() -> dict[str, tuple[str, str]]:
 
 
 class GroupSockets:
-    """See the module. The thread that trains and the watch thread use it, and a thread of its own."""
+    """The sockets of one round's groups. Used by the training thread, the watch thread, and a thread of its own."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the following attributes
         self._listeners: set[Listener] = set()
         self._peers: set[Listener] = set()
         self._remembered: set[int] = set()
@@ -73,17 +73,17 @@ class GroupSockets:
         self._sweeper: threading.Thread | None = None
 
     def note_listener(self, listener: Listener) -> None:
-        """Here this process takes connections of the groups."""
+        """Add an address where this process accepts connections of the groups."""
         with self._lock:
             self._listeners.add((_plain(listener[0]), listener[1]))
 
     def note_peer(self, listener: Listener) -> None:
-        """There a peer does."""
+        """Add an address where a peer does."""
         with self._lock:
             self._peers.add((_plain(listener[0]), listener[1]))
 
     def _found(self) -> Iterator[tuple[int, socket.socket]]:
-        """Inode and a second descriptor of each connection of theirs; the caller closes that."""
+        """Yield inode and a second descriptor of each of their connections; the caller closes the latter."""
         with self._lock:
             listeners, peers = set(self._listeners), set(self._peers)
         seen: set[int] = set()
@@ -108,11 +108,11 @@ class GroupSockets:
                 candidate.close()
 
     def remember(self) -> list[Ends]:
-        """Takes the connections there are now for those that all members need. Returns their ends."""
+        """Remember the current connections as those that all members need. Returns their ends."""
         ends: list[Ends] = []
         remembered: set[int] = set()
         for inode, connection in self._found():
-            with connection, contextlib.suppress(OSError):  # gone since
+            with connection, contextlib.suppress(OSError):  # gone meanwhile
                 remembered.add(inode)
                 ends.append((end_of(connection.getsockname()), end_of(connection.getpeername())))
         with self._lock:
@@ -120,12 +120,12 @@ class GroupSockets:
         return ends
 
     def forget(self) -> None:
-        """They are needed no more."""
+        """Forget the remembered connections."""
         with self._lock:
             self._remembered = set()
 
     def is_cut(self) -> bool:
-        """Whether one of those is gone, or closed at the other end."""
+        """Return whether a remembered connection is gone, or closed at the other end."""
         with self._lock:
             missing = set(self._remembered)
         if not missing:
@@ -137,20 +137,20 @@ class GroupSockets:
         return bool(missing)
 
     def shut(self) -> None:
-        """Ends what waits on them, here and in the peers."""
+        """End all waits on the connections, here and in the peers."""
         for _, connection in self._found():
             with connection:
                 shut(connection)
 
     def keep_shut(self) -> None:
-        """From now on, those that are made later, too, until ``close``. Returns at once."""
+        """Shut the connections, also later ones, until ``close``. Returns at once."""
         self.shut()
         with self._lock:
             if self._sweeper is not None or self._over.is_set():
                 return
-            # A daemon, as it may be about when the interpreter ends; close() ends it.
+            # A daemon, as it may run when the interpreter exits; close() ends it.
             self._sweeper = threading.Thread(target=self._sweep, name="elastic-group-shut", daemon=True)
-        with contextlib.suppress(RuntimeError):  # the interpreter ends
+        with contextlib.suppress(RuntimeError):  # the interpreter exits
             self._sweeper.start()
 
     def _sweep(self) -> None:
@@ -160,7 +160,7 @@ class GroupSockets:
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
     def close(self) -> None:
-        """There are none any more."""
+        """Stop the thread: there are no connections any more."""
         self._over.set()
         with self._lock:
             sweeper = self._sweeper
@@ -176,7 +176,7 @@ def _far_end(connection: socket.socket) -> Listener | None:
     try:
         return _listener_of(connection.getpeername())
     except OSError:
-        return None  # not connected yet, or no more
+        return None  # not connected yet, or no longer
 
 
 def _is_established(connection: socket.socket) -> bool:
@@ -187,5 +187,5 @@ def _is_established(connection: socket.socket) -> bool:
 
 
 def lazy_gloo() -> bool:
-    """Whether Gloo connects two ranks only when they have something for each other: torch's own variable."""
+    """Return whether Gloo connects two ranks only once they have data for each other (torch's own variable)."""
     return os.environ.get("TORCH_GLOO_LAZY_INIT", "") in ("1", "Y", "y", "true", "TRUE")

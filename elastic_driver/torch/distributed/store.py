@@ -1,9 +1,8 @@
 """The Store of one round's process groups.
 
-What Gloo tells the other members goes over the round's rendezvous, which proves who speaks: the whole group's in one
-exchange, subgroups' by keys. It is read on its way: see sockets.py. All else (what NCCL notes, counters, what a program
-keeps there) goes to a TCPStore of torch's in rank 0, which is made when somebody first asks for it. Nobody proves
-anything to that one.
+Gloo's messages to the other members go over the round's authenticated rendezvous: the whole group's in one exchange,
+subgroups' by keys. They are read in passing (sockets.py). Everything else (NCCL's keys, counters, the program's own
+keys) goes to a TCPStore of torch's in rank 0, which is made on the first request. That one has no authentication.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from elastic_driver.torch.distributed.sockets import GroupSockets, Listener, laz
 from elastic_driver.torch_private.groups import GLOO_KEY, c10d, gloo_listener
 from elastic_driver.worker.rounds.meeting import RoundMeeting
 
-# Less than the driver lets a request for a key wait.
+# Less than the driver's limit for waiting requests.
 _ONE_REQUEST_S = 20.0
 
 
 def listen(address: str, ports: tuple[int, int] | None) -> socket.socket:
-    """A socket that listens there, at a port of that range; None for any.
+    """Return a socket that listens at this address, at a free port of the range; None for any.
 
     Raises:
-        HorovodInternalError: none is free, or there is no such address.
+        HorovodInternalError: no port is free, or there is no such address.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     low, high = ports or (0, 0)
     candidates = list(range(low, high + 1))
-    random.shuffle(candidates)  # others look for one, too
+    random.shuffle(candidates)  # others search for one, too
     problem: OSError | None = None
     for port in candidates:
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -53,7 +52,7 @@ def listen(address: str, ports: tuple[int, int] | None) -> socket.socket:
 
 
 class LateServer:
-    """A TCPStore that is made when the first client comes; until then a socket that listens. Of rank 0."""
+    """A TCPStore that is made when the first client connects; until then a listening socket. In rank 0."""
 
     def __init__(self, address: str, ports: tuple[int, int] | None) -> None:
         self._listener: socket.socket | None = listen(address, ports)
@@ -65,18 +64,18 @@ class LateServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        # A daemon for the watch thread's reason; a first client wakes and ends it, and close().
+        # A daemon for the watch thread's reason; the first client, or close(), wakes and ends it.
         self._thread = threading.Thread(target=self._wait_for_client, name="elastic-store", daemon=True)
         self._thread.start()
 
     def _wait_for_client(self) -> None:
         with self._selector:
             self._selector.select()
-        with contextlib.suppress(RuntimeError):  # the peers see it by the closed connection
+        with contextlib.suppress(RuntimeError):  # the peers notice the closed connection
             self.store()
 
     def store(self) -> Any:
-        """The store; None when it is closed."""
+        """Return the store; None if it is closed."""
         with self._lock:
             if self._store is None and self._listener is not None and not self._closed:
                 listener, self._listener = self._listener, None
@@ -90,7 +89,7 @@ class LateServer:
             return self._store
 
     def close(self) -> None:
-        """Ends it."""
+        """Close the store."""
         with self._lock:
             self._closed = True
         self._waker.close()
@@ -103,19 +102,19 @@ class LateServer:
 
 
 class RoundStore(c10d.Store):
-    """See the module. Several threads use it.
+    """The Store of one process group. Thread-safe.
 
     Args:
         scope: of the group's keys among those of the round.
         index: this process's rank.
-        count: the members.
-        meeting: of the round; None where there is one member only.
+        count: the number of members.
+        meeting: of the round; None if there is only one member.
         serve: starts the server; called on rank 0.
-        sockets: are told where Gloo listens.
+        sockets: record where Gloo listens.
 
     Attributes:
-        error: what was raised last: torch turns it into another on its way up.
-        is_readable: whether it can be read in what Gloo says where it listens.
+        error: the last exception raised: torch replaces it with another on its way up.
+        is_readable: whether Gloo's messages could be parsed for its addresses.
     """
 
     def __init__(
@@ -130,11 +129,11 @@ class RoundStore(c10d.Store):
         super().__init__()
         self._scope, self._index, self._count, self._meeting = scope, index, count, meeting
         self._sockets = sockets
-        self._lock = threading.RLock()  # guards what follows
+        self._lock = threading.RLock()  # guards the following attributes
         self._values: dict[str, bytes] = {}
-        self._world = ""  # what its keys begin with
+        self._world = ""  # prefix of its keys
         self._own = b""
-        self._exchanges = not lazy_gloo()  # else a member may not read before it has something to send
+        self._exchanges = not lazy_gloo()  # else a member may not read before it has data to send
         self._far_store: Any = None
         self._server: LateServer | None = None
         self._server_address: Listener | None = None
@@ -170,7 +169,7 @@ class RoundStore(c10d.Store):
         meeting.put(self._scope, key, sent)
 
     def _packed(self, value: bytes) -> bytes:
-        """With where rank 0's store is, in rank 0's."""
+        """Add the address of rank 0's store, in rank 0's message."""
         store = self._server_address
         return (f"{store[1]} {store[0]}" if store is not None else "").encode() + b"\n" + value
 
@@ -216,7 +215,7 @@ class RoundStore(c10d.Store):
     # --- all else --------------------------------------------------------------------------------------------------
 
     def _rest(self) -> Any:
-        """Where the rest is kept."""
+        """Return the store for all other keys."""
         with self._lock:
             if self._far_store is None:
                 if self._server is not None:
@@ -240,7 +239,7 @@ class RoundStore(c10d.Store):
             raise
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
-        """Sets a key."""
+        """Set a key."""
         with self._noting():
             if GLOO_KEY.search(key):
                 self._set_of_gloo(key, bytes(value))
@@ -248,14 +247,14 @@ class RoundStore(c10d.Store):
                 self._rest().set(key, value)
 
     def get(self, key: str) -> bytes:
-        """Blocks until it is set."""
+        """Return a value. Blocks until it is set."""
         with self._noting():
             if GLOO_KEY.search(key):
                 return self._get_of_gloo(key, self._timeout_s)
             return bytes(self._rest().get(key))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Blocks until all are set."""
+        """Block until all keys are set."""
         with self._noting():
             for key in keys:
                 if GLOO_KEY.search(key):
@@ -265,63 +264,63 @@ class RoundStore(c10d.Store):
                 self._rest().wait(others, *([timeout] if timeout is not None else []))
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are set."""
+        """Return whether all keys are set."""
         return bool(self._rest().check(keys))
 
     def add(self, key: str, value: int) -> int:
-        """Counts."""
+        """Add to a counter, and return the sum."""
         return int(self._rest().add(key, value))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:  # type: ignore[override]
-        """Sets a key that has an expected value; gives the value it has then."""
+        """Set a key that has an expected value; return its value afterwards."""
         return bytes(self._rest().compare_set(key, expected, desired))
 
     def delete_key(self, key: str) -> bool:
-        """Whether there was one to delete."""
+        """Delete a key; return whether it was set."""
         return bool(self._rest().delete_key(key))
 
     def deleteKey(self, key: str) -> bool:
-        """By the name that the C++ side looks for."""
+        """Delete a key; named as the C++ side expects."""
         return self.delete_key(key)
 
     def num_keys(self) -> int:
-        """How many there are."""
+        """Return the number of keys."""
         return int(self._rest().num_keys())
 
     def getNumKeys(self) -> int:
-        """By the name that the C++ side looks for."""
+        """Return the number of keys; named as the C++ side expects."""
         return self.num_keys()
 
     def append(self, key: str, value: bytes) -> None:
-        """Adds to a value."""
+        """Append to a value."""
         self._rest().append(key, value)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """See get."""
+        """Return several values."""
         return [self.get(key) for key in keys]
 
     def multi_set(self, keys: list[str], values: list[bytes]) -> None:
-        """See set."""
+        """Set several keys."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
-        """append, multi_get and multi_set can be used."""
+        """Return True: append, multi_get and multi_set are available."""
         return True
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long get and wait wait where nothing else is said."""
+        """Set the default timeout of get and wait."""
         with self._lock:
             self._timeout_s = timeout.total_seconds()
             if self._far_store is not None:
                 self._far_store.set_timeout(timeout)
 
     def clone(self) -> RoundStore:
-        """This one: it can be used by several threads."""
+        """Return this store, which is thread-safe."""
         return self
 
     def close(self) -> None:
-        """Nobody uses it any more."""
+        """Close the store: nobody uses it any more."""
         with self._lock:
             self._far_store = None
             server, self._server = self._server, None

@@ -1,6 +1,7 @@
-"""``ZeroState``: a model under DDP, whose optimizer's state is divided among the ranks by ZeroRedundancyOptimizer.
+"""``ZeroState``: a model under DDP, whose optimizer's state ZeroRedundancyOptimizer divides among the ranks.
 
-Each parameter's state is one rank's. It is kept and found again as pieces of a sharded state are: see sharded_state.py.
+Each parameter's state belongs to one rank. It is kept and restored like the pieces of a sharded state
+(sharded_state.py).
 """
 
 from __future__ import annotations
@@ -31,25 +32,24 @@ if TYPE_CHECKING:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
 MadeOptimizer = Any
-"""A ZeroRedundancyOptimizer; or one and a dict of more that has a state, by name."""
+"""A ZeroRedundancyOptimizer; or one and a dict of further objects with a state, by name."""
 
 
 class ZeroState(ShardedState):
     """State of a training with DDP and ZeroRedundancyOptimizer: ``ZeroState(model, make, epoch=0, batch=0)``.
 
-    ``make(group)`` makes the optimizer, over the process group of the round; it is called in each round, and what it
-    gives is ``state.optimizer`` in that round:
-    ``lambda group: ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, process_group=group, lr=1e-3)``.
-    Each parameter's state, its momentum, is then given to the rank that has the parameter now. ``state.ddp`` is the
-    model's wrapper in the present round, as that of DDPState.
+    ``make(group)`` makes the optimizer, over the process group of the round; it is called in each round, and its result
+    is ``state.optimizer`` in that round: ``lambda group: ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW,
+    process_group=group, lr=1e-3)``. Each parameter's state, its momentum, is then given to the rank that now owns the
+    parameter. ``state.ddp`` is the model's wrapper in the current round, as in DDPState.
 
     Args:
         model: a module.
-        make: see above. Returns the optimizer; or it and a dict of more that has a state, by name: a scheduler, say.
-        ddp: arguments for DistributedDataParallel, but for ``process_group``.
-        load: see FSDPState.
+        make: returns the optimizer; or it and a dict of further objects with a state, by name, such as a scheduler.
+        ddp: arguments for DistributedDataParallel, except ``process_group``.
+        load: as in FSDPState.
         copies: whether each rank's part of the optimizer's state is copied to the next host.
-        **kwargs: plain attributes and their first values.
+        **kwargs: plain attributes and their initial values.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class ZeroState(ShardedState):
             take_apart(wrapper)
         self.model = model
         self._make = make
-        # The state is equal on all ranks already.
+        # The state is already equal on all ranks.
         self._ddp_options = {"init_sync": False, **(ddp or {})}
         self._forms: list[Any] = []  # by rank, the states of its parameters with a Placeholder for each tensor
-        self._told = b""  # this rank's, pickled, when they were exchanged last
+        self._told = b""  # this rank's form, pickled, at the last exchange
 
     @property
     def ddp(self) -> DistributedDataParallel:
-        """The model, wrapped for the present round. The first call in a round is made by all members, and blocks."""
+        """The model, wrapped for the current round. All members make the first call in a round, which blocks."""
         return distributed_data_parallel(self.model, **self._ddp_options)
 
     def _make_model(self) -> None:
@@ -111,26 +111,26 @@ class ZeroState(ShardedState):
         return optimizer.param_groups
 
     def _parameters(self) -> list[torch.Tensor]:
-        """By number."""
+        """Return the parameters by number."""
         return [param for group in self._groups() for param in group["params"]]
 
     def _own_parameters(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Those whose state is on this rank, by number."""
+        """Yield the parameters whose state is on this rank, by number."""
         mine = {id(param) for group in self.optimizer.optim.param_groups for param in group["params"]}
         return ((number, param) for number, param in enumerate(self._parameters()) if id(param) in mine)
 
     def _states(self) -> dict[int, Any]:
-        """The states of all parameters, with an Owned for each tensor. All members call it.
+        """Return the states of all parameters, with an Owned for each tensor. All members call it.
 
-        What others have, a rank knows only from them, and they tell it when that has changed. The states of an
-        optimizer are of one form from its first step on, so that a commit sends one integer.
+        A rank learns the form of others' states only from them, and they send it again only after a change. An
+        optimizer's states keep their form from its first step on, so that a commit sends one integer.
         """
         local = self.optimizer.optim.state
         form, tensors = flatten({number: local[param] for number, param in self._own_parameters() if param in local})
         rank, pickled = current().slot.rank, cloudpickle.dumps(form)
         changed = torch.tensor([pickled != self._told], dtype=torch.int64, device="cpu")
         if int(allreduce(changed, op=Max, name="elastic_driver.changed")[0]):
-            self._told = b""  # until all have told it
+            self._told = b""  # until all have sent it
             self._forms = allgather_object(form, name="elastic_driver.forms")
             self._told = pickled
         states: dict[int, Any] = {}
@@ -140,12 +140,12 @@ class ZeroState(ShardedState):
         return dict(sorted(states.items()))
 
     def _boxes(self) -> Callable[[Sharded], Box]:
-        """See ShardedState."""
+        """Return the function that gives this rank's place in a tensor."""
         mine = {number for number, _ in self._own_parameters()}
         return lambda sharded: owned_box(sharded.shape, is_owner=sharded.placements[0].parameter in mine)
 
     def _set(self, tree: Any, piece: Callable[[Sharded], torch.Tensor]) -> None:
-        """See ShardedState."""
+        """Set model, optimizer and others from a tree and this rank's pieces."""
         ModelHandler(self.model).set(tree["model"])
         groups, saved = self._groups(), tree["optimizer"]["groups"]
         if len(groups) != len(saved):
@@ -153,7 +153,7 @@ class ZeroState(ShardedState):
         for group, options in zip(groups, saved, strict=True):
             group.update(copy.deepcopy(options))
         for param in self._parameters():
-            param.grad = None  # of a step that is undone
+            param.grad = None  # of an undone step
         states, local = tree["optimizer"]["state"], self.optimizer.optim.state
         for number, param in self._own_parameters():
             if number in states:
@@ -163,12 +163,12 @@ class ZeroState(ShardedState):
 
 
 def _with_owned(state: Any, parameter: int, tensors: list[torch.Tensor] | None) -> Any:
-    """A parameter's state with an Owned for each Placeholder.
+    """Return a parameter's state with an Owned for each Placeholder.
 
     Args:
         state: its form.
         parameter: its number.
-        tensors: this rank's, if the parameter is one of its own.
+        tensors: this rank's, if it owns the parameter.
     """
     if isinstance(state, Placeholder):
         owner = OwnedBy(parameter, state.shape, on_host=state.device == "cpu")
@@ -181,7 +181,7 @@ def _with_owned(state: Any, parameter: int, tensors: list[torch.Tensor] | None) 
 
 
 def _restorer(piece: Callable[[Sharded], torch.Tensor], device: torch.device) -> Callable[[Sharded], torch.Tensor]:
-    """What makes a tensor of an optimizer's state of its piece."""
+    """Return the function that makes a tensor of an optimizer's state from its piece."""
 
     def restored(sharded: Sharded) -> torch.Tensor:
         owner: OwnedBy = sharded.placements[0]
