@@ -1,1 +1,1 @@
-"""What a user may set, and whether it can be."""
+"""The settings of a job, and their checks."""

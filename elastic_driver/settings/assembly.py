@@ -1,8 +1,8 @@
-"""The one road to Settings: what was given as flags or arguments, in the config file and in variables becomes a job's.
+"""The only way to make Settings: combines flags or arguments, the config file and environment variables.
 
-Owns which source wins (a flag or an argument over the config file, that over the environment), how texts are read as
-values, and what follows from what was given (the hosts, the least and most workers). Defaults and checks are those of
-:mod:`elastic_driver.settings.settings`.
+Owns the precedence (a flag or an argument over the config file, that over the environment), the conversion of texts to
+values, and derived values (the hosts, the least and most workers). :mod:`elastic_driver.settings.settings` owns
+defaults and checks.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from elastic_driver.settings.mpirun import read_mpirun
 from elastic_driver.settings.settings import FLAGS, VARIABLES, Settings, check_seconds
 from elastic_driver.settings.torchrun_options import torchrun_values
 
-# Given, and no field: read here, or for Horovod's command line and without effect.
+# Given values that are not fields: handled here, or for Horovod's command line and without effect.
 _READ_HERE = frozenset(
     {"config_file", "hostfile", "mpi", "gloo", "mpi_args", "binding_args", "jsrun", "min_slots", "max_slots"}
 )
-# Where hosts come from that are asked for again and again.
+# Sources of hosts that are polled.
 _SOURCES = ("discovery_script", "discovery_socket", "discovery")
-# Who gives one of these wants no rsh agent, whatever a variable says.
+# Flags that rule out an rsh agent, whatever a variable says.
 _OTHER_THAN_RSH = frozenset({"launcher", "launcher_command", "ssh_port", "ssh_identity_file"})
 _SWITCH = {"on": True, "1": True, "off": False, "0": False}
 _WITHOUT_EFFECT = frozenset({"disable_cache"})
-# The driver's process may have another working directory by the time that it opens these.
+# The driver's process may have another working directory by the time it opens these.
 _ABSOLUTE = frozenset({"durable_dir", "join_token_file", "operator_token_file"})
 
 
 def integer(text: str) -> int:
-    """Reads an integer. Raises ValueError with a reason for the user."""
+    """Parse an integer. Raises ValueError with a reason for the user."""
     try:
         return int(text)
     except ValueError:
-        # Python reads no integer of thousands of digits.
+        # Python does not parse integers of thousands of digits.
         why = "has too many digits" if re.fullmatch(r"[+-]?[0-9]+", text) else "is not an integer"
         raise ValueError(f"{text[:40]!r} {why}") from None
 
 
 def number(text: str) -> float:
-    """Reads a number. Raises ValueError with a reason for the user."""
+    """Parse a number. Raises ValueError with a reason for the user."""
     try:
         return float(text)
     except ValueError:
@@ -60,28 +60,28 @@ def number(text: str) -> float:
 
 
 _READERS: Mapping[str, Callable[[str], Any]] = {"int": integer, "float": number, "Path": Path}
-# By the first word of a field's annotation. The rest is taken as it is given.
+# By the first word of a field's annotation. Other types are used as given.
 _FIELDS: Mapping[str, Callable[[str], Any] | None] = {
     each.name: _READERS.get(str(each.type).partition(" ")[0]) for each in fields(Settings)
 }
 
 
 def reader_of(name: str) -> Callable[[str], Any] | None:
-    """How a field's text is read; None for a field that is no number and no path."""
+    """Return the parser of a field's text; None for a field that is neither a number nor a path."""
     return _FIELDS[name]
 
 
 def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
-    """Makes Settings of what the user gave.
+    """Make Settings from the user's input.
 
     Args:
         given: values by the names of Settings' fields and of the tuning flags, ``hosts`` as text, and ``config_file``,
             ``hostfile``, ``mpi``, ``gloo``, ``jsrun``, ``min_slots``, ``max_slots``; and ``torchrun``, the texts of
-            torchrun's flags, with which its variables are read as well. None stands for what was not given.
+            torchrun's flags, with which its variables are read as well. None means not given.
         environ: the environment.
 
     Raises:
-        SettingsError: something cannot be; one line for the user.
+        SettingsError: a value is invalid; one line for the user.
     """
     chosen = {name: value for name, value in given.items() if value is not None}
     if chosen.get("config_file"):
@@ -104,7 +104,7 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         flags_of_nodes = "num_proc" in asked
         chosen |= asked
         if flags_of_nodes and not chosen.get("accept_agents"):
-            # One node has nobody to prove anything to, but its script may be for any number of them.
+            # A single node has nobody to authenticate to, but its script may be for any number of nodes.
             chosen.pop("join_token_file", None)
     of_mpirun = [name for name in ("mpi_args", "binding_args") if chosen.get(name)]
     if of_mpirun and mpi is None:
@@ -122,7 +122,7 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         )
     if "log_level" in chosen:
         chosen["log_level"] = chosen["log_level"].upper()  # the config file's may be lower case
-    # What the environment has, the workers inherit: only the rest is exported.
+    # Workers inherit the environment: only the rest is exported.
     values = {**_from_variables(environ, but=chosen), **{name: _typed(name, value) for name, value in chosen.items()}}
     values["passed_env"] = read_passed(values.get("passed_env", ()), environ)
     if mpi is None and values.get("rsh_agent") is None:
@@ -151,7 +151,7 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
 
 
 def _check_can_be_read_again(settings: Settings) -> None:
-    """Raises SettingsError where a pipe stands for a secret that each further driver of this command reads, too."""
+    """Raise SettingsError for a pipe that holds a secret which each later driver of this command reads, too."""
     files = {}
     if settings.journal is not None:
         files[KEY_FLAG] = settings.journal.key
@@ -168,12 +168,12 @@ def _check_can_be_read_again(settings: Settings) -> None:
 def _is_pipe(path: Path) -> bool:
     try:
         return path.is_fifo()
-    except OSError:  # whoever reads it says why it cannot be
+    except OSError:  # reading it later reports the error
         return False
 
 
 def _journal_in(chosen: dict[str, Any]) -> JournalPlace | None:
-    """The journal's place, whose key is no setting of its own."""
+    """Return the journal's place; its key is not a setting of its own."""
     journal, key = chosen.pop("journal", ""), chosen.pop("journal_key", "")
     if str(journal):
         return place_of(journal, key)
@@ -183,7 +183,7 @@ def _journal_in(chosen: dict[str, Any]) -> JournalPlace | None:
 
 
 def _bound_by_slots(values: dict[str, Any]) -> None:
-    """What counts machines knows slots; parameter servers take some of them. Bounds of workers that were given win."""
+    """Convert bounds in slots (of machines) to workers; parameter servers take some. Explicit bounds of workers win."""
     servers = max(0, values.get("num_parameter_servers") or 0)
     least, most = values.get("min_slots"), values.get("max_slots")
     if least is not None:
@@ -193,7 +193,7 @@ def _bound_by_slots(values: dict[str, Any]) -> None:
 
 
 def _typed(name: str, value: Any) -> Any:
-    """The value as its field has it. Arguments of a function may be numbers, texts or paths."""
+    """Convert a value to its field's type. Arguments of a function may be numbers, texts or paths."""
     read = _FIELDS.get(name)
     try:
         if read is Path:
@@ -212,7 +212,7 @@ def _typed(name: str, value: Any) -> Any:
         raise SettingsError(f"argument {FLAGS[name]}: {error}") from None
     if name in ("preload", "network_interfaces", "protect", "departure_taints"):
         texts = [value] if isinstance(value, str) else value
-        # As commands and arguments have them, one by one or with commas; in any of these it may be repeated.
+        # Commands and arguments give them one by one or with commas; a flag may be repeated.
         words = [word.strip() for text in texts for word in text.split(",")]
         if name == "protect":
             words = [word[1:-1] if word.startswith("[") and word.endswith("]") else word for word in words]
@@ -250,9 +250,9 @@ def _from_variables(environ: Mapping[str, str], *, but: Mapping[str, Any]) -> di
 
 
 def _mounted_hostfile(values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """The hostfile of a launcher pod and what is said of it, where nothing else names hosts.
+    """Return a launcher pod's hostfile and a remark on it, if nothing else names hosts.
 
-    What runs on this machine alone there runs in a pod that has none of the job's resources.
+    Without it the job would run on this machine alone: in a pod that has none of the job's resources.
     """
     named = ("hosts", "hostfile", *_SOURCES, "accept_agents")
     mounted = given_hostfile(environ)
@@ -267,9 +267,9 @@ def _mounted_hostfile(values: Mapping[str, Any], environ: Mapping[str, str]) -> 
 
 
 def _rsh_agent(text: str, environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The command in Open MPI's variable, which may list several behind colons; None where it is ssh anyway.
+    """Return the command in Open MPI's variable (the first, if it lists several with colons); None if it is plain ssh.
 
-    A site or a user's profile has named ssh for mpirun, and this job's own ssh is configured by flags. In a pod the
+    A site's or a user's profile may name ssh for mpirun, but this job's own ssh is configured by flags. In a pod the
     variable was set for the job.
     """
     words = tuple(shlex.split(text.partition(":")[0]))
@@ -287,7 +287,7 @@ def _is_pod(environ: Mapping[str, str]) -> bool:
 
 
 def _of_ssh_in_variable(environ: Mapping[str, str], *, but: Mapping[str, Any]) -> list[str]:
-    """What is said where the variable has arguments for ssh that are not taken from there."""
+    """Return a remark if the variable has arguments for ssh, which are ignored."""
     text = environ.get(VARIABLES["rsh_agent"], "").partition(":")[0]
     if but.keys() & _OTHER_THAN_RSH or not _names_ssh(words := shlex.split(text)) or len(words) == 1:
         return []

@@ -1,7 +1,7 @@
-"""The YAML file of ``--config-file``: sections and keys as Horovod has them, and some more, each for a flag.
+"""The YAML file of ``--config-file``: Horovod's sections and keys, and some more, each for a flag.
 
-Horovod ignores what it does not know. Here a section or key that is near a known one is an error: it would be a setting
-that silently is not. Any other is named in a remark.
+Horovod ignores unknown names. Here a section or key similar to a known one is an error: otherwise a setting would
+silently have no effect. Other unknown names cause a remark.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import yaml
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.system.safe_files import read_named
 
-# Every key there is, with a page of comment each, has less.
+# A file with every key, and a page of comment for each, is smaller.
 _MAX_BYTES = 1 << 20
 
 # section -> key -> (name of the value that the flag gives, type)
@@ -92,20 +92,19 @@ _KEYS: dict[str, dict[str, tuple[str, type]]] = {
     "logging": {"level": ("log_level", str), "with_timestamp": ("log_with_timestamp", bool)},
 }
 
-# Of older releases of Horovod; today's ignores them, and its own tests have one.
+# Of older releases of Horovod; the current one ignores them, and its own tests have one.
 _FORMER = {"logging": {"hide_timestamp": "with_timestamp"}}
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """Reads the file.
+    """Read the file.
 
     Returns:
-        Values by their names, as :func:`elastic_driver.settings.assembly.settings_from` takes them; among them
-        ``remarks``, where there is something to remark.
+        Values by name, as accepted by :func:`elastic_driver.settings.assembly.settings_from`; among them ``remarks``,
+            if there are any.
 
     Raises:
-        SettingsError: it cannot be read, is not YAML, has a section or key that is like a known one, or a value that
-            cannot be.
+        SettingsError: it cannot be read, is not YAML, has a section or key similar to a known one, or an invalid value.
     """
     try:
         text = read_named(path, _MAX_BYTES).decode()
@@ -116,7 +115,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
     except SettingsError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # ValueError: bytes that are no UTF-8, or a date that is none.
+        # ValueError: bytes that are not UTF-8, or an invalid date.
         reason = " ".join(str(error).split())
         raise SettingsError(f"cannot read the config file {path}: it is not YAML ({reason})") from error
     if data is None:
@@ -155,7 +154,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def _refuse_doubles(path: Path, top: yaml.Node | None) -> None:
-    """YAML's reader takes the last of two equal keys; the first would be a setting that silently is not."""
+    """Reject equal keys: YAML's reader uses the last one, and the first would silently have no effect."""
     for node in (top, *(value for _, value in (top.value if isinstance(top, yaml.MappingNode) else ()))):
         if not isinstance(node, yaml.MappingNode):
             continue
@@ -176,7 +175,7 @@ def _controller(path: Path, value: object) -> str:
 
 
 def _unknown(path: Path, place: str, name: object, known: list[str]) -> str:
-    """What to remark of a name that is not known. Raises SettingsError when it is like one that is."""
+    """Return the remark on an unknown name. Raises SettingsError if it is similar to a known one."""
     text = f"the config file {path} has an unknown {place} {name!r}"
     near = difflib.get_close_matches(str(name), known, 1)
     if near:

@@ -1,6 +1,6 @@
-"""Which flags become the workers' variables: tuning, logging, and what Horovod's users expect beside them.
+"""Flags that become workers' variables: tuning, logging, and others that Horovod's users expect.
 
-Owns the names of the variables and how their values are written. What is not given sets nothing.
+Owns the names of the variables and the format of their values. Flags not given set nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.settings.settings import FLAGS
 
 _MB = 1 << 20
-# Workers read them as integers of 64 bits, bytes where a flag has MB.
+# Workers parse them as 64-bit integers, in bytes where a flag has MB.
 _MOST = 10**9
 
 _VARIABLES: Mapping[str, str] = {
@@ -46,10 +46,10 @@ TUNING = frozenset(_VARIABLES.keys() | _AUTOTUNE_VARIABLES.keys()) | {
     "timeline_filename",
     "timeline_mark_cycles",
 }
-"""The names of all values that are exported. Two of them are Settings' own, too."""
+"""The names of all exported values. Two of them are also fields of Settings."""
 
 
-# Of these, what no worker of this package reads: its engine has nothing of the kind. Horovod's own library has.
+# Those that no worker of this package reads: its engine has no such feature. Horovod's own library does.
 _OF_HOROVOD_ALONE = (
     *("cycle_time_ms", "cache_capacity", "hierarchical_allreduce", "hierarchical_allgather", "torus_allreduce"),
     *("autotune", *_AUTOTUNE_VARIABLES, "mpi_threads_disable", "num_nccl_streams", "thread_affinity"),
@@ -57,12 +57,12 @@ _OF_HOROVOD_ALONE = (
 
 
 def of_horovod_alone(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The flags among those given that only Horovod's own library heeds.
+    """Return the given flags that affect only Horovod's own library.
 
-    One that asks for what is never done (``--no-autotune``) is none of them.
+    A flag that asks for what is never done (``--no-autotune``) is not among them.
     """
     given = [name for name in _OF_HOROVOD_ALONE if values.get(name) is not None and values[name] is not False]
-    if "autotune" in given:  # its details go without saying
+    if "autotune" in given:  # its details are implied
         given = [name for name in given if name not in _AUTOTUNE_VARIABLES]
     flags = [f"--{name.replace('_', '-')}" for name in given]
     with_timestamp = values.get("log_with_timestamp")
@@ -72,13 +72,13 @@ def of_horovod_alone(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def exported(values: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that tuning and logging flags set for the workers.
+    """Return the variables that tuning and logging flags set for the workers.
 
     Args:
-        values: by name, as in ``--cache-capacity`` -> ``cache_capacity``; others than :data:`TUNING` are left alone.
+        values: by name, as in ``--cache-capacity`` -> ``cache_capacity``; others than :data:`TUNING` are ignored.
 
     Raises:
-        SettingsError: a number is below 0, or too large.
+        SettingsError: a number is negative, or too large.
     """
     env: dict[str, str] = {}
 
@@ -91,7 +91,7 @@ def exported(values: Mapping[str, Any]) -> dict[str, str]:
             return
         if isinstance(value, int | float):
             flag = f"{FLAGS.get(name) or '--' + name.replace('_', '-')} {value}"
-            if not value >= 0:  # nor is NaN
+            if not value >= 0:  # false for NaN, too
                 raise SettingsError(f"{flag} is not a number, 0 or above")
             if value > _MOST:
                 raise SettingsError(f"{flag} is above {_MOST}, the most it may be")

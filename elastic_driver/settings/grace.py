@@ -1,6 +1,6 @@
-"""How long a machine, or a pod, lives on after a SIGTERM, as whoever has started a process here was told.
+"""How long a machine, or a pod, lives on after a SIGTERM, set by a variable in the environment.
 
-Owns the variable and how it is read. A pod cannot ask for its own terminationGracePeriodSeconds: its manifest says it.
+Owns the variable and its parsing. A pod cannot query its own terminationGracePeriodSeconds: its manifest sets both.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ ENV_GRACE = "ELASTIC_DRIVER_GRACE"
 
 
 def grace_s(environ: Mapping[str, str]) -> float:
-    """The variable's seconds; 0 where it is not set.
+    """Return the variable's seconds; 0 if it is not set.
 
     Raises:
-        SettingsError: it holds something else.
+        SettingsError: the value is not a duration.
     """
     text = environ.get(ENV_GRACE, "").strip()
     if not text:

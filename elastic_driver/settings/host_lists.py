@@ -1,6 +1,6 @@
 """Fixed hosts as users write them: ``-H HOST:N,HOST:N`` and hostfiles. Owns the two notations, and reads the file.
 
-In both, a host's labels stand behind it, and in front of it may be the name with which ssh logs in there: ``me@a:2``.
+In both, a host's labels may follow it, and the login name for ssh may precede it: ``me@a:2``.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.hosts import Host, parse_host, parse_hosts
 from elastic_driver.system.safe_files import read_named
 
-# Room for 65,536 hosts with names as long as names can be.
+# Room for 65,536 hosts with names of the greatest length.
 _HOSTFILE_BYTES = 20 << 20
-# No option of ssh's, and nothing that a shell would read.
+# Cannot be mistaken for an option of ssh, nor be expanded by a shell.
 _LOGIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 class HostList(NamedTuple):
-    """What is read of either.
+    """The hosts in either notation.
 
     Attributes:
         hosts: in their order.
-        logins: by the name of a host, that with which ssh logs in there, where it is given.
+        logins: login names for ssh, by host, where given.
     """
 
     hosts: tuple[Host, ...]
@@ -33,10 +33,10 @@ class HostList(NamedTuple):
 
 
 def parse_list(text: str, default_slots: int) -> HostList:
-    """Reads ``HOST:N,HOST:N``.
+    """Parse ``HOST:N,HOST:N``.
 
     Raises:
-        SettingsError: a host cannot be read, or is named twice.
+        SettingsError: a host cannot be parsed, or is named twice.
     """
     try:
         parts = [_parts(word) for word in text.split(",") if word.strip()]
@@ -51,7 +51,7 @@ def parse_list(text: str, default_slots: int) -> HostList:
 
 
 def _parts(text: str) -> tuple[str, str]:
-    """The name in front of a host, "" for none; and the rest."""
+    """Split off the login name in front of a host, "" for none."""
     place, space, labels = text.strip().partition(" ")
     login, at, host = place.rpartition("@")
     if at and not (host and _LOGIN.fullmatch(login)):
@@ -65,10 +65,10 @@ def _with_logins(hosts: Sequence[Host], parts: Sequence[tuple[str, str]]) -> Hos
 
 
 def read_hostfile(path: Path, default_slots: int) -> HostList:
-    """Reads lines ``HOST slots=N`` (or ``HOST:N``, or ``HOST``), each with labels behind that or without.
+    """Parse lines ``HOST slots=N`` (or ``HOST:N``, or ``HOST``), each optionally followed by labels.
 
     Raises:
-        SettingsError: the file cannot be read, or a line of it.
+        SettingsError: the file cannot be read, or a line cannot be parsed.
     """
     try:
         lines = read_named(path, _HOSTFILE_BYTES).decode().splitlines()

@@ -1,7 +1,7 @@
 """The join token: the secret with which hosts join a running job.
 
-Owns the names of its variables, and who else can read its file. What may be one is
-:mod:`~elastic_driver.rendezvous.token_file`'s.
+Owns the names of its variables, and the check who else can read its file. :mod:`~elastic_driver.rendezvous.token_file`
+owns which texts are acceptable.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ ENV_JOIN_TOKEN_FILE = "ELASTIC_DRIVER_JOIN_TOKEN_FILE"
 
 
 def who_else_reads(path: Path) -> str:
-    """Who, besides this user, root and the file's group, may read it, in words; "" for nobody.
+    """Return who, besides this user, root and the file's group, may read it, in words; "" for nobody.
 
-    A Secret that Kubernetes has mounted is there for one pod's containers only, and its mode is the manifest's.
+    A Secret mounted by Kubernetes is visible to one pod's containers only, and the manifest sets its mode.
     """
     if is_in_mounted_volume(path):
         return ""

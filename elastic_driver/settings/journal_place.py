@@ -1,6 +1,6 @@
-"""Where a job's journal is: a folder, or a place in etcd and the key that seals what is there.
+"""The place of a job's journal: a folder, or a prefix in etcd and the key that seals its contents.
 
-Owns how that is given. Imports little: a process that reads it may become the parent of a driver.
+Owns how it is specified. Imports little: a process that parses it may become the parent of a driver.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ KEY_FLAG = "--journal-key"
 
 @dataclass(frozen=True, slots=True)
 class JournalPlace:
-    """See above: either a folder, or the two others.
+    """Where a journal is: either a folder, or a place in etcd and its key.
 
     Attributes:
         folder: an absolute path; None for a place in etcd.
@@ -44,14 +44,14 @@ class JournalPlace:
 
 
 def place_of(journal: str | Path, key: str | Path | None) -> JournalPlace:
-    """The place that is meant.
+    """Parse the place of a journal.
 
     Args:
         journal: a folder, or ``etcd://…``.
         key: file with the key; None or "" for none.
 
     Raises:
-        SettingsError: the key is missing, or of no use; or it is a URL of something else.
+        SettingsError: the key is missing or unused, or the URL has another scheme.
     """
     scheme = str(journal).partition("://")[0] if "://" in str(journal) else ""
     if scheme.isalnum() and f"{scheme}://" != ETCD:

@@ -1,7 +1,7 @@
-"""Which of the workers' output goes where: torchrun's notations for it, as values.
+"""The destinations of workers' output: torchrun's notations, as values.
 
-Owns what ``--redirects``, ``--tee``, ``--local-ranks-filter`` and ``--duplicate-stdout-filters`` may say. Touches no
-disc.
+Owns the syntax of ``--redirects``, ``--tee``, ``--local-ranks-filter`` and ``--duplicate-stdout-filters``. Touches no
+disk.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Literal
 OUT, ERR = 1, 2
 """The bits of torchrun's notation: standard output, standard error."""
 
-# torch takes ranks of one digit only; a host may have more than ten workers.
+# torch accepts only ranks of one digit; a host may have more than ten workers.
 _PAIR = re.compile(r"([0-9]{1,4}):([0-3])")
 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Some streams of some workers of each host.
+    """Selects streams of some workers of each host.
 
     Attributes:
-        all: bits (OUT, ERR) for each worker that ``by_rank`` does not name.
+        all: bits (OUT, ERR) for each worker not in ``by_rank``.
         by_rank: bits by local rank.
     """
 
@@ -32,7 +32,7 @@ class Streams:
     by_rank: Mapping[int, int] = field(default_factory=dict)
 
     def of(self, local_rank: int) -> int:
-        """The bits of one worker."""
+        """Return the bits of one worker."""
         return self.by_rank.get(local_rank, self.all)
 
     def __bool__(self) -> bool:
@@ -41,15 +41,15 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """What becomes of the output beside, or instead of, its way to the terminal.
+    """Destinations of the output beside, or instead of, the terminal.
 
     Attributes:
-        folder: for the files (--log-dir); None for a new one among the temporary files.
-        redirects: streams that go to files instead (--redirects).
-        tee: streams that go to files, too (--tee).
-        shown: local ranks that the terminal shows (--local-ranks-filter); None for all.
+        folder: for the files (--log-dir); None for a new temporary one.
+        redirects: streams written to files instead (--redirects).
+        tee: streams written to files, too (--tee).
+        shown: local ranks shown on the terminal (--local-ranks-filter); None for all.
         prefix: of the lines on the terminal (--log-line-prefix-template); None for elasticrun's own.
-        stdout_filters, stderr_filters: lines with one of these in them are also put together in a file.
+        stdout_filters, stderr_filters: lines that contain one of these are also collected in a file.
     """
 
     folder: Path | None = None
@@ -62,16 +62,16 @@ class Logs:
 
     @property
     def keeps_files(self) -> bool:
-        """Whether anything goes to files."""
+        """Whether any output is written to files."""
         return bool(self.redirects or self.tee or self.stdout_filters or self.stderr_filters)
 
     def filters(self, stream: Literal["stdout", "stderr"]) -> Sequence[str]:
-        """Those of one stream."""
+        """Return the filters of one stream."""
         return self.stdout_filters if stream == "stdout" else self.stderr_filters
 
 
 def read_streams(text: str) -> Streams:
-    """Reads ``3`` or ``0:3,1:2``. Raises ValueError with a reason for the user."""
+    """Parse ``3`` or ``0:3,1:2``. Raises ValueError with a reason for the user."""
     if text.strip() in ("0", "1", "2", "3"):
         return Streams(int(text))
     by_rank: dict[int, int] = {}
@@ -88,7 +88,7 @@ def read_streams(text: str) -> Streams:
 
 
 def read_ranks(text: str) -> frozenset[int]:
-    """Reads ``0,1,2``. Raises ValueError with a reason for the user."""
+    """Parse ``0,1,2``. Raises ValueError with a reason for the user."""
     words = [word.strip() for word in text.split(",")]
     if not all(re.fullmatch(r"[0-9]{1,6}", word) for word in words):
         raise ValueError(f"{text[:40]!r} is not a list of local ranks, as 0,1,2")
@@ -96,7 +96,7 @@ def read_ranks(text: str) -> frozenset[int]:
 
 
 def read_filters(text: str) -> tuple[str, ...]:
-    """Reads ``apple,orange``; two commas stand for one within a text."""
-    # No command line and no variable has a zero byte.
+    """Parse ``apple,orange``; two commas stand for one within a text."""
+    # No command line and no variable contains a zero byte.
     parts = text.replace(",,", "\0").split(",")
     return tuple(part.replace("\0", ",") for part in parts if part)

@@ -1,7 +1,7 @@
-"""What a job on many machines may be told: how these settings are read and checked, and which variables travel.
+"""Settings of a job on several machines: their parsing and checks, and which variables are sent to workers.
 
 Owns the notations of interfaces, port ranges and ``-x``, and the filter for the environment of workers on other
-machines. Touches neither disc nor network: whether a machine has such an interface is seen there.
+machines. Touches neither disk nor network: whether an interface exists is found out on its machine.
 """
 
 from __future__ import annotations
@@ -17,39 +17,41 @@ from elastic_driver.etcd.credentials import CREDENTIALS
 
 STDIN = "stdin"
 BOOTSTRAPS = (STDIN, "command")
-"""How an agent that is dialled gets what it needs: on its standard input, or as a one-time ticket in its command."""
+"""How an agent started by the driver gets its parameters: on its standard input, or as a one-time ticket in its
+command.
+"""
 
 AUTO_LAUNCHER, NO_LAUNCHER = LAUNCHERS = ("auto", "none")
-"""Whether hosts that are listed are dialled, or come by themselves."""
+"""Whether the driver starts agents on listed hosts, or they join by themselves."""
 
-# The agent looks for acknowledgements each 0.5 s, and they come each second.
+# The agent checks acknowledgements every 0.5 s, and they arrive every second.
 LEAST_AGENT_TIMEOUT_S = 2.0
-# Two leases in etcd: the next driver comes when the last one's is over, and has to be found then.
+# Two leases in etcd: the next driver starts when the last one's lease is over, and then has to be found.
 LEAST_AGENT_TIMEOUT_OF_ETCD_S = 10.0
 LEAST_HOST_TIMEOUT_S = 2.0
 
-_INTERFACE = re.compile(r"[^\s/]{1,15}")  # IFNAMSIZ of Linux, less its zero
+_INTERFACE = re.compile(r"[^\s/]{1,15}")  # Linux's IFNAMSIZ, without the terminating zero
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-# The driver's shell, login and machine; another machine's own are right there, if it has any. The first two and
-# CUDA_VISIBLE_DEVICES are those that Horovod keeps back.
+# Variables of the driver's shell, login and machine; another machine's own are right there, if it has any. Horovod also
+# keeps back the first two and CUDA_VISIBLE_DEVICES.
 _STAYS = re.compile(
     r"BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|PWD|SHLVL|_|HOME|USER|LOGNAME|SHELL|MAIL|HOSTNAME|TERM|DISPLAY"
     r"|XAUTHORITY|SSH_.*|XDG_.*|DBUS_SESSION_BUS_ADDRESS|OMPI_MCA_(plm|orte)_.*|ELASTIC_DRIVER_JOIN_TOKEN|_HOROVOD_SECRET_KEY"
     # Of a launcher pod: that it is one, and that it has no GPUs.
     r"|K_MPI_JOB_ROLE|I_MPI_(HYDRA_.*|PERHOST)|HYDRA_(HOST_FILE|LAUNCH_EXTRA_ARGS)"
     r"|NVIDIA_(VISIBLE_DEVICES|DRIVER_CAPABILITIES)"
-    # What only drivers may have.
+    # Only drivers may have these.
     rf"|ELASTIC_DRIVER_BESIDE|{CREDENTIALS}"
 )
 
 
-# What a driver gives for those who have none of their own; always, or where it is this.
+# A driver's defaults for workers without their own; "" for any value, else only if the value is this one.
 _DEFAULTS = {"OMP_NUM_THREADS": "", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 
 
 def check_interface(flag: str, text: str) -> None:
-    """Raises SettingsError unless this is an interface's name, an address, or a network as ``10.0.0.0/8``."""
+    """Raise SettingsError unless this is an interface's name, an address, or a network such as ``10.0.0.0/8``."""
     try:
         ipaddress.ip_network(text, strict=False)
     except ValueError:
@@ -60,7 +62,7 @@ def check_interface(flag: str, text: str) -> None:
 
 
 def read_port_range(text: str) -> tuple[int, int]:
-    """Reads ``LOW-HIGH``, or one port. Raises ValueError with a reason for the user."""
+    """Parse ``LOW-HIGH``, or one port. Raises ValueError with a reason for the user."""
     match = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", text)
     if match is None:
         raise ValueError(f"{text[:40]!r} is not a range of ports like 40000-40999")
@@ -68,17 +70,17 @@ def read_port_range(text: str) -> tuple[int, int]:
 
 
 def check_port_range(flag: str, ports: tuple[int, int]) -> None:
-    """Raises SettingsError unless these can be the first and the last port."""
+    """Raise SettingsError unless these are a valid first and last port."""
     low, high = ports
     if not 1 <= low <= high <= 65535:
         raise SettingsError(f"{flag} {low}-{high} is not a range of ports within 1 to 65535, lower bound first")
 
 
 def read_passed(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Reads what was given as ``-x NAME`` or ``-x NAME=VALUE``; of two for one name the last holds.
+    """Parse ``-x NAME`` and ``-x NAME=VALUE``; the last one for a name wins.
 
     Raises:
-        SettingsError: that is no name, or a variable without a value is not set here.
+        SettingsError: the name is invalid, or a variable without a value is not set here.
     """
     passed = {}
     for word in words:
@@ -96,14 +98,14 @@ def read_passed(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, s
 
 
 def remote_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of the driver's environment workers on other machines get; ``-x`` adds to it."""
+    """Return the part of the driver's environment that workers on other machines get; ``-x`` adds to it."""
     return {name: value for name, value in environ.items() if _travels(name)}
 
 
 def node_environment(own: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a worker of a job of nodes: what its node has of its own, and over that what the driver gives.
+    """Merge the environment of a worker in a job of nodes: its node's own variables, overridden by the driver's.
 
-    What is a default of the driver's stands below the node's own. On the PYTHONPATH its folders come first.
+    The node's own values win over the driver's defaults. On the PYTHONPATH the driver's folders come first.
     """
     env = {**own, **given}
     for name, value in _DEFAULTS.items():
@@ -115,6 +117,6 @@ def node_environment(own: Mapping[str, str], given: Mapping[str, str]) -> dict[s
     return env
 
 
-@functools.cache  # asked for each of thousands of workers
+@functools.cache  # called for each of thousands of workers
 def _travels(name: str) -> bool:
     return bool(_VARIABLE.fullmatch(name)) and not _STAYS.fullmatch(name)

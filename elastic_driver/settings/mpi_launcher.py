@@ -1,6 +1,6 @@
-"""What a job takes from the environment of a launcher pod, as mpi-operator and Kubeflow Trainer write it for MPI.
+"""Settings from the environment of a launcher pod, as set by mpi-operator and Kubeflow Trainer for MPI.
 
-Owns the variables' names, by implementation of MPI, and how such a pod is known. Reads no file.
+Owns the variables' names, by implementation of MPI, and how such a pod is recognised. Reads no file.
 """
 
 from __future__ import annotations
@@ -8,25 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-# Where both operators mount what they say of the hosts.
+# Where both operators mount their files about the hosts.
 _FOLDER = PurePosixPath("/etc/mpi")
 _HOSTFILES = ("OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE")
-# Open MPI's stands in for --slots-per-host everywhere.
+# Open MPI's variable replaces --slots-per-host everywhere.
 _SLOTS = "I_MPI_PERHOST"
 
 VARIABLES = (*_HOSTFILES, _SLOTS)
-"""What is read here."""
+"""The variables read here."""
 
 
 def is_launcher_pod(environ: Mapping[str, str]) -> bool:
-    """Whether this is the environment of an operator's launcher pod."""
+    """Return whether this is the environment of an operator's launcher pod."""
     return given_hostfile(environ) is not None
 
 
 def given_hostfile(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """The hostfile that the operator has mounted, and the variable that names it; None elsewhere.
+    """Return the hostfile that the operator has mounted, and the variable that names it; None elsewhere.
 
-    A file of another folder is a site's or a user's own for mpirun, and says nothing of this job.
+    A file in another folder is a site's or a user's own for mpirun, and not about this job.
     """
     for variable in _HOSTFILES:
         path = environ.get(variable, "")
@@ -36,6 +36,6 @@ def given_hostfile(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def given_slots(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """The slots of hosts that name none, as text, where Intel's MPI is told; and the variable. None elsewhere."""
+    """Return the slots of hosts that name none, as text, if set for Intel's MPI; and the variable. None elsewhere."""
     text = environ.get(_SLOTS, "")
     return (text, _SLOTS) if text and is_launcher_pod(environ) else None

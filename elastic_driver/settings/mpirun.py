@@ -1,6 +1,6 @@
-"""What a user may say of a job that mpirun is to start (``--mpi``), and what goes with that.
+"""Settings for a job that mpirun starts (``--mpi``), and the flags that may be combined with that.
 
-Owns which flags mean nothing there: the ranks of such a job stay as they are, and mpirun starts, watches and ends them.
+Owns which flags are invalid there: the ranks of such a job never change, and mpirun starts, watches and ends them.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _ALLOWED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Mpirun:
-    """How mpirun is to be called.
+    """How to call mpirun.
 
     Attributes:
-        args: more words for it (--mpi-args).
-        binding: words that say which processors ranks run on, in place of our own (--binding-args).
-        names_hosts: whether the user has named hosts; else an allocation of a cluster may have them.
-        start_timeout_s: what the user gave for that; None for nothing.
+        args: further arguments (--mpi-args).
+        binding: arguments that bind ranks to processors, instead of our own (--binding-args).
+        names_hosts: whether the user has named hosts; else a cluster's allocation may.
+        start_timeout_s: the user's value; None if not given.
     """
 
     args: tuple[str, ...] = ()
@@ -60,15 +60,15 @@ class Mpirun:
 
 
 def read_mpirun(chosen: Mapping[str, Any], tuning: frozenset[str], flag_of: Callable[[str], str]) -> Mpirun:
-    """Reads what was given beside --mpi.
+    """Parse the flags given with --mpi.
 
     Args:
-        chosen: all that was given, by name.
-        tuning: names of what is exported to the workers.
-        flag_of: the flag of a name.
+        chosen: all given values, by name.
+        tuning: names of the values exported to the workers.
+        flag_of: returns the flag of a name.
 
     Raises:
-        SettingsError: something does not go with it, or cannot be read.
+        SettingsError: a flag cannot be combined with --mpi, or cannot be parsed.
     """
     strange = sorted(name for name in chosen if chosen[name] and name not in _ALLOWED and name not in tuning)
     if strange:

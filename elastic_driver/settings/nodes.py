@@ -1,6 +1,6 @@
-"""A job as torchrun has it: one command a node, all with the same endpoint, of which one becomes the driver.
+"""A job in torchrun's style: one command per node, all with the same endpoint; one of them becomes the driver.
 
-Owns the values. Who reads them from a command line is :mod:`elastic_driver.cli`.
+Owns the values. :mod:`elastic_driver.cli` parses them from a command line.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """What one node of such a job was told.
+    """The parameters of one node of such a job.
 
     Attributes:
         least: fewest nodes that the job runs with (--nnodes MIN:MAX).
         most: most nodes; others wait as spares.
         nproc_per_node: workers on this node.
-        endpoint: ``host:port``, or ``host`` for the default port, where the nodes meet (--rdzv-endpoint, or
+        endpoint: where the nodes meet: ``host:port``, or ``host`` for the default port (--rdzv-endpoint, or
             --master-addr and --master-port); "" for a job of this node alone.
         run_id: the job's name (--rdzv-id).
-        node_rank: this node's place among them; None where that is found by itself.
-        local_addr: under which the others reach this node; "" to find it.
+        node_rank: this node's place among them; None to find it.
+        local_addr: this node's address for the others; "" to find it.
         role: of the workers.
+        conf: the content of --rdzv-conf, by torchrun's names; times are seconds, possibly fractional.
         conf: what --rdzv-conf says, by torchrun's names; seconds, which may be fractions.
     """
 

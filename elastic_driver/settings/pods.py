@@ -1,4 +1,4 @@
-"""What a user may say of pods as hosts: the words of ``--discovery kubernetes``, and which of them can be.
+"""Settings for pods as hosts (``--discovery kubernetes``), and their checks.
 
 Owns names, defaults and checks of these values. Knows nothing of Kubernetes' API.
 """
@@ -18,7 +18,7 @@ RACK_FROM = "topology.kubernetes.io/zone"
 
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _QUALIFIED = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-# The server says what is wrong with a selector that only looks like one.
+# The server reports errors in a selector that only looks valid.
 _SELECTOR = re.compile(r"[-A-Za-z0-9_./=!,() ]{1,4096}")
 _MAX_TAINTS = 64
 
@@ -32,7 +32,7 @@ def check_pods(
     pod_names: str,
     departure_taints: Sequence[str],
 ) -> None:
-    """Looks whether these can be. Raises SettingsError: one cannot; a line that names the flag."""
+    """Check these values. Raises SettingsError for an invalid one; a line that names the flag."""
     if not selector.strip():
         raise SettingsError(
             "--discovery kubernetes needs --selector, the labels of the job's pods, as in --selector app=train: "

@@ -1,6 +1,6 @@
-"""What is looked at on this machine before a job starts: can its programs run, can its folders be written to.
+"""Checks on this machine before a job starts: whether its programs can run, and its folders are writable.
 
-Owns the questions to disc and PATH that settings raise. Called once, by the process that runs the job.
+Owns the settings' checks that access disk and PATH. Called once, by the process that runs the job.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from elastic_driver.settings.settings import Settings, script_words
 from elastic_driver.system.mounted_volumes import is_in_mounted_volume
 from elastic_driver.system.safe_files import make_folder, who_else_writes
 
-# A word that the shell takes as it stands. Any other (a variable, a tilde, a bracket) it reads in its own way first.
+# A word that the shell uses unchanged. Any other (a variable, a tilde, a bracket) it expands first.
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
-# What starts most trainings, and is mistyped.
+# Programs that start most trainings, and are often mistyped.
 _USUAL_PROGRAMS = ("python", "python3", "bash", "accelerate")
 _PYTHON = re.compile(r"python[0-9.]*")
 
 
 def preflight(settings: Settings, *, runs_already: bool = False) -> Sequence[str]:
-    """Looks whether what the settings name is there, and makes the folders for output and commits.
+    """Check that files and programs named by the settings exist, and make the folders for output and commits.
 
     Args:
         settings: of the job.
-        runs_already: whether it is taken over: its workers have read their script.
+        runs_already: whether the job is taken over: its workers have read their script.
 
     Returns:
-        What the user should know: who else can put something into the folders that he named.
+        Warnings for the user: who else can write to the named folders.
 
     Raises:
-        SettingsError: a program cannot be run, or a folder not be made or written to; one line that names the flag.
+        SettingsError: a program cannot be run, or a folder cannot be made or written to; one line that names the flag.
     """
     if settings.discovery_script is not None:
         _check_script(settings.discovery_script, "--host-discovery-script", "the host discovery script")
@@ -89,7 +89,7 @@ def _check_script(script: str, flag: str, role: str) -> None:
         return
     if "/" in program:
         if not Path(program).exists() and is_in_mounted_volume(Path(program)):
-            return  # it may come this moment: the first run tells
+            return  # it may be mounted at this moment: the first run will show
         _check_program(program, role, hint="chmod +x it")
     elif shutil.which(program) is None and Path(program).is_file():
         # It may be a word of the shell itself ("cd ... && ..."), so a name that is not found is left to the first run.
@@ -102,7 +102,7 @@ def _check_command(program: str) -> None:
 
 
 def _check_training_script(settings: Settings) -> None:
-    """Where workers run on this machine, in this folder."""
+    """Check the script where workers run on this machine, in this folder."""
     program, *rest = settings.command
     words = [word for word in rest if word != "-u"]
     if not _PYTHON.fullmatch(Path(program).name) or not words or not words[0].endswith(".py"):
@@ -110,7 +110,7 @@ def _check_training_script(settings: Settings) -> None:
     script = Path(words[0])
     if not lists_this_machine(settings):
         return
-    with contextlib.suppress(OSError):  # it may not be looked for from here, or there is no such folder any more
+    with contextlib.suppress(OSError):  # it may not be accessible from here, or the folder no longer exists
         if not script.exists() and not is_in_mounted_volume(script):
             where = "" if script.is_absolute() else f" in {Path.cwd()}"
             text = f"cannot find the script {words[0]!r}: there is no such file{where}"
@@ -118,7 +118,7 @@ def _check_training_script(settings: Settings) -> None:
 
 
 def _meant(script: Path) -> str:
-    """The script beside it whose name is like this one, where there is one."""
+    """Return a hint at a script in the same folder with a similar name, if there is one."""
     try:
         there = sorted(path.name for path in script.parent.iterdir() if path.suffix == ".py")
     except OSError:
@@ -128,15 +128,17 @@ def _meant(script: Path) -> str:
 
 
 def lists_this_machine(settings: Settings) -> bool:
-    """Whether this machine is among the hosts of a list. What discovery finds, or what joins, nobody knows yet."""
+    """Return whether this machine is in a list of hosts. Hosts of discovery, or that join, are not known yet."""
     here = {"localhost", "127.0.0.1", "::1", platform.node()}
     return settings.hosts is not None and any(host.name in here for host in settings.hosts)
 
 
 def _check_ways_to_hosts(settings: Settings) -> None:
-    """What hosts elsewhere are reached with, which is missed only when the first of them comes."""
+    """Check the files for reaching other hosts; otherwise a missing one would only show when the first host is
+    started.
+    """
     key = settings.ssh_identity_file
-    # ssh reads ~ and % in its own way.
+    # ssh expands ~ and % itself.
     if key is not None and "%" not in key and not os.access(os.path.expanduser(key), os.R_OK):
         raise SettingsError(f"cannot read the file {key} (--ssh-identity-file)")
     if settings.rsh_agent is not None:
@@ -164,7 +166,7 @@ def _check_program(program: str, role: str, *, hint: str) -> None:
 
 def _suspicions(settings: Settings) -> list[str]:
     folders = (
-        # A commit that another user adds is one that the job may go on from.
+        # The job may resume from a commit that another user adds.
         (settings.durable_dir, "--durable-dir", True, "who can write to it can change what the job goes on from"),
         (settings.output_filename, "--output-filename", False, "who can write to it can change the workers' output"),
         (
@@ -194,7 +196,7 @@ def _suspicions(settings: Settings) -> list[str]:
         found.append(f"the file {key} ({KEY_FLAG}): {others}; it unseals the job's secrets in etcd: chmod 600 it")
     token = settings.operator_token_file
     if token is not None:
-        read_operator_key(token)  # the job ends here if it holds none
+        read_operator_key(token)  # raises if it holds no key
         if others := who_else_reads(token):
             found.append(f"the file {token} (--operator-token-file): {others}; who can read it can end the job")
     return found

@@ -1,6 +1,6 @@
-"""How many workers a machine is good for: ``--nproc-per-node auto``, ``cpu``, ``gpu`` and ``xpu``.
+"""How many workers a machine can run: ``--nproc-per-node auto``, ``cpu``, ``gpu`` and ``xpu``.
 
-Owns the counting of devices without loading a framework, which would take longer than all the rest of a start.
+Owns the counting of devices without loading a framework, which would take longer than the rest of a start.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _ASK_XPUS = "import torch; print(torch.xpu.device_count() if torch.xpu.is_availa
 
 
 def count_processes(text: str, environ: Mapping[str, str], *, root: Path = Path("/")) -> int:
-    """Reads a number, ``auto`` (GPUs, or without any processors), ``cpu``, ``gpu`` or ``xpu``.
+    """Parse a number, ``auto`` (GPUs, or processors if there are none), ``cpu``, ``gpu`` or ``xpu``.
 
     Args:
-        text: as the user gave it.
-        environ: says which devices are visible.
+        text: the user's text.
+        environ: determines which devices are visible.
         root: of the file system.
 
     Raises:
@@ -46,7 +46,9 @@ def count_processes(text: str, environ: Mapping[str, str], *, root: Path = Path(
 
 
 def count_gpus(environ: Mapping[str, str], *, root: Path = Path("/")) -> int:
-    """NVIDIA's or AMD's devices that a process here sees, by their files and the variables that choose among them."""
+    """Count the NVIDIA or AMD devices visible to a process here, by their files and the variables that restrict
+    them.
+    """
     nvidia = [path for path in root.glob("dev/nvidia[0-9]*") if path.name[6:].isdecimal()]
     if nvidia:
         return _visible(len(nvidia), environ.get("CUDA_VISIBLE_DEVICES"))
@@ -61,12 +63,12 @@ def count_gpus(environ: Mapping[str, str], *, root: Path = Path("/")) -> int:
 
 
 def _visible(count: int, chosen: str | None) -> int:
-    """How many of so many devices are left by a variable, as CUDA reads it: the list ends at what names none."""
+    """Return how many devices a variable leaves visible, by CUDA's rules: an invalid entry ends the list."""
     if chosen is None:
         return count
     words = [word.strip() for word in chosen.split(",")]
     if words[0].startswith("MIG-"):
-        return 1  # CUDA gives a process no more than one part of a device
+        return 1  # CUDA gives a process at most one part of a device
     seen: list[str] = []
     for word in words:
         if word.isdecimal():
@@ -88,7 +90,7 @@ def _read(path: Path) -> str:
 
 
 def _count_xpus() -> int:
-    """Asks PyTorch: which of the machine's Intel devices it takes, no file tells."""
+    """Ask PyTorch: no file shows which of the machine's Intel devices it supports."""
     try:
         answer = subprocess.run(
             [sys.executable, "-c", _ASK_XPUS], capture_output=True, text=True, timeout=_TORCH_S, check=True

@@ -1,8 +1,7 @@
-"""Settings: everything the user asked for, each default once, checked against each other before anything starts.
+"""Settings: the user's whole input, each default once, checked for consistency before anything starts.
 
-Owns the fields, their defaults, the flags and variables that they are given by, and the checks of values. Knows nothing
-of where values come from (:mod:`elastic_driver.settings.assembly`), and touches no disc
-(:mod:`elastic_driver.settings.preflight` does).
+Owns the fields, their defaults, flags and variables, and the checks of values. Knows nothing of where values come from
+(:mod:`elastic_driver.settings.assembly`), and touches no disk (:mod:`elastic_driver.settings.preflight` does).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 _LOOPBACK = "127.0.0.1"
 
-# A slip of the finger must not fill the machine with processes.
+# A typing error must not fill the machine with processes.
 _MAX_NUM_PROC = 65536
 
 # Over 30 years. Some of the system's clocks and timers cannot count much further.
@@ -60,126 +59,126 @@ _COOLDOWN_BOUNDS_S = (1.0, 3600.0)
 
 
 def _given_by(flag: str = "", variable: str = "", *, is_way: bool = False) -> Mapping[str, Any]:
-    """A field's metadata: its flag, as messages name it, and the environment variable that stands in for the flag.
+    """Return a field's metadata: its flag, as in messages, and the environment variable that replaces the flag.
 
-    With ``is_way`` it is one of ``Settings.ways``.
+    With ``is_way`` the field is among ``Settings.ways``.
     """
     return {"flag": flag, "variable": variable, "is_way": is_way}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What one job is to be. Durations in seconds. Made whole or not at all.
+    """The settings of one job, valid as a whole. Durations are seconds.
 
     Attributes:
-        command: the training command; no shell reads it.
+        command: the training command; no shell parses it.
         num_proc: slots needed before the start (-np).
         min_num_proc: fewest workers of a round (--min-np).
-        max_num_proc: most workers of a round; None for no bound (--max-np).
+        max_num_proc: most workers of a round; None for no limit (--max-np).
         num_standby: booted workers to keep beyond max_num_proc, in slots that no member needs (--standby).
-        num_proc_multiple: the workers of a round are a multiple of this (--np-multiple).
-        ranks_per_host_multiple: those on each host are a multiple of this.
-        num_parameter_servers: servers beside these workers, where the command is the script of a chief; 0 where it is
-            the workers'.
-        restart_chief: whether it is started again when it has failed, or a parameter server is lost.
-        protect: names of hosts on which rank 0 is better placed than elsewhere.
+        num_proc_multiple: the number of workers of a round is a multiple of this (--np-multiple).
+        ranks_per_host_multiple: the number on each host is a multiple of this.
+        num_parameter_servers: parameter servers beside these workers, if the command is the script of a chief; 0 if it
+            is the workers'.
+        restart_chief: whether the chief is restarted when it has failed, or a parameter server is lost.
+        protect: names of hosts that are preferred for rank 0.
         slots_per_host: slots of hosts that name none.
         elastic: whether membership may change (a discovery script or --min-np was given).
         elastic_timeout_s: how long the job may lack slots.
         start_timeout_s: from a worker's start, or its round's break, until it asks for a round.
-        heartbeat_timeout_s: how long a member may be silent before it is taken for frozen; 0 for ever.
+        heartbeat_timeout_s: how long a member may be silent before it counts as frozen; 0 for ever.
         hang_timeout_s: how long a member may neither finish operations nor wait for others; 0 for ever.
-        hang_action: what comes of a worker that is proven to hang: "end" or "warn".
-        straggler_action: what comes of a worker that is slower than the others: "warn" or "drain".
-        reset_limit: unplanned resets allowed; None for no bound.
+        hang_action: the reaction to a worker that is proven to hang: "end" or "warn".
+        straggler_action: the reaction to a worker that is slower than the others: "warn" or "drain".
+        reset_limit: unplanned resets allowed; None for no limit.
         reset_window_s: how long a reset counts for that; None for ever.
         drain_timeout_s: how long a drained worker may take to leave.
-        cooldown_range_s: shortest and longest time a failed host stays out; None for ever.
+        cooldown_range_s: shortest and longest time a failed host is excluded; None for ever.
         hosts: fixed hosts; None with a discovery script or object.
         discovery_script: shell command that prints the hosts; None without one.
-        discovery_socket: descriptor of the driver's process by which the caller's discovery object is asked; None
+        discovery_socket: descriptor of the driver's process by which the caller's discovery object is queried; None
             without one.
         discovery: another way to find hosts: "kubernetes"; "" for none.
-        pod_selector: of the labels of the pods that are hosts.
-        pod_namespace: theirs; None for the one that the way to the server names.
+        pod_selector: label selector of the pods that are hosts.
+        pod_namespace: their namespace; None for the one in the server's configuration.
         pod_names: which of a pod's names is its host's.
-        slots_from: the resource of whose limit a pod has a slot each.
+        slots_from: the resource whose limit is a pod's number of slots.
         rack_from: the label of nodes that names their rack.
-        departure_taints: keys of nodes' taints that say, beside those known, that they are about to go.
-        discovery_interval_s: between the end of one run of it and the next.
-        discovery_timeout_s: how long one run may take.
-        rendezvous_port: of the driver on TCP; 0 for any, once something needs one.
-        rendezvous_address: where it listens then.
+        departure_taints: keys of nodes' taints, beside the known ones, that announce their departure.
+        discovery_interval_s: between the end of one discovery run and the next.
+        discovery_timeout_s: time limit of one run.
+        rendezvous_port: the driver's TCP port; 0 for any, once one is needed.
+        rendezvous_address: the address it then listens on.
         output_filename: folder for the workers' output; None for none.
         prefix_timestamp: whether forwarded lines begin with the time.
-        stdin: the rank that gets the driver's standard input, or NO_STDIN; None for the one worker that there is, or
-            that is shown.
-        verbose: whether details are told.
+        stdin: the rank that gets the driver's standard input, or NO_STDIN; None for the only worker, or the only one
+            shown.
+        verbose: whether to log details.
         progress_rank: whose progress bars the terminal shows: "all", "none", or of one rank.
-        quiet: whether only warnings, errors and the end are told.
+        quiet: whether to log only warnings, errors and the end.
         log_level: of the driver's lines.
         grace_s: between TERM and KILL.
         event_log: JSON-lines file; None for none.
         event_hook: shell command that gets each event on its standard input; None for none.
         page: whether the job has a page for browsers.
         history: whether the job is kept for later in this user's state folder.
-        page_address: where else than on loopback it is, HOST or HOST:PORT; "" for nowhere.
-        gloo_timeout_s: for building the workers' contexts.
+        page_address: a further address of the page besides loopback, HOST or HOST:PORT; "" for none.
+        gloo_timeout_s: time limit for building the workers' contexts.
         worker_env: variables of the tuning flags for the workers.
-        durable_dir: folder for commits on disc; None for none.
-        durable_every: commits from one on disc to the next; None not to count.
-        durable_interval_s: seconds from one to the next; None not to look.
-        durable_keep: how many are kept.
-        journal: where the driver writes what happens before anything comes of it; None for nowhere.
-        driver_timeout_s: how long what happens may wait for that.
-        hands_over: whether SIGTERM ends the driver alone, and leaves its job to another.
-        standby_driver: whether a living driver that has the journal is waited for, to take its job over.
-        on_change: what a change of the membership means for the workers: "in-place" (they reset inside their
-            processes), "restart" (they are ended and started again), or "auto": restarted until one calls ``init()``.
+        durable_dir: folder for commits on disk; None for none.
+        durable_every: commits from one on disk to the next; None not to count.
+        durable_interval_s: seconds from one on disk to the next; None for no interval.
+        durable_keep: how many commits are kept on disk.
+        journal: where the driver records each event before it acts on it; None for nowhere.
+        driver_timeout_s: how long an event may wait for that.
+        hands_over: whether SIGTERM ends only the driver, and leaves its job to another.
+        standby_driver: whether to wait for a living driver that holds the journal, to take its job over.
+        on_change: what workers do at a membership change: "in-place" (they reset inside their processes), "restart"
+            (they are ended and restarted), or "auto": restart until one calls ``init()``.
         horovod_shim: when workers find this package as ``horovod``: "auto" unless Horovod is installed, "always",
             "never".
-        horovod_protocol: whether workers that run Horovod's own library are served: "auto" where ``import horovod``
-            gives it, "on" for all, "off".
+        horovod_protocol: whether to serve workers that run Horovod's own library: "auto" if ``import horovod`` gives
+            it, "on" for all, "off".
         warm_starts: whether later workers are forked from a process that has imported their heavy modules.
         preload: those modules; None to choose them by the script.
-        agent_timeout_s: how long an agent may go unacknowledged until it ends its workers, and its host is lost.
-        host_timeout_s: how long a host, or a peer of a worker, may go unheard until the others go on without it.
+        agent_timeout_s: how long an agent may go unacknowledged before it ends its workers, and its host is lost.
+        host_timeout_s: how long a host, or a peer of a worker, may be silent before the others continue without it.
         accept_agents: whether hosts may join by themselves.
-        join_token_file: file with the secret that they prove themselves with; None to have one made.
-        operator_token_file: file with the key of operators; None to have one made.
-        launcher: "none" where hosts that are listed are not dialled, but waited for until they join; or "auto".
+        join_token_file: file with the secret that authenticates them; None to make one.
+        operator_token_file: file with the operators' key; None to make one.
+        launcher: "none" to start no agents on listed hosts, but wait until they join; or "auto".
         rsh_agent: words of a command that is called as ``AGENT HOST COMMAND...`` instead of ssh; None for ssh.
         launcher_command: template of a command that starts an agent on a host instead of ssh; None for ssh.
-        launcher_bootstrap: how an agent gets what it needs from one of these: "stdin", or "command" where that does not
+        launcher_bootstrap: how such an agent gets its parameters: "stdin", or "command" if standard input does not
             reach it; None for "stdin", and with rsh_agent for "command" on hosts where nothing arrives.
         remote_python: Python of other hosts' agents; None for the same path as here.
-        ssh_port, ssh_identity_file: for ssh; None for what its own configuration says.
-        logins: by host, the name with which ssh logs in there, where that was given.
-        ssh_connect_timeout_s: how long ssh may take to connect.
-        port_range: first and last port that workers listen on, and the driver, unless it has a port of its own; None
-            for any.
-        network_interfaces: names, addresses or networks: on each host workers listen on what fits.
-        check_network: whether hosts must reach each other before they are used for the first time.
-        spot_notices: "aws", "gcp" or "azure": agents watch for what that cloud says of their machines' end; None for
+        ssh_port, ssh_identity_file: for ssh; None for its own configuration.
+        logins: login names for ssh, by host, where given.
+        ssh_connect_timeout_s: time limit for ssh to connect.
+        port_range: first and last port that workers listen on, and the driver, unless it has its own port; None for
+            any.
+        network_interfaces: names, addresses or networks: on each host workers listen on a matching interface.
+        check_network: whether hosts must reach each other before they are first used.
+        spot_notices: "aws", "gcp" or "azure": agents watch that cloud's notices that their machine will end; None for
             none.
-        tls: no effect, but a remark: connections between machines are always encrypted.
+        tls: no effect, except a remark: connections between machines are always encrypted.
         passed_env: variables for the workers on all hosts (-x).
-        nodes: what torchrun's options say of this node; None where none was given.
-        logs: what torchrun's options say of the workers' output.
-        virtual_local_rank: whether each worker sees its own GPU only, as the only one.
-        numa_binding: to which processors a worker is bound: "node", "socket", "exclusive" or "core-complex" of its GPU;
+        nodes: torchrun's options for this node; None if none was given.
+        logs: torchrun's options for the workers' output.
+        virtual_local_rank: whether each worker sees only its own GPU.
+        numa_binding: the processors a worker is bound to: "node", "socket", "exclusive" or "core-complex" of its GPU;
             None for none.
         more_signals: names of signals that end the job, as SIGHUP, SIGINT and SIGTERM always do.
-        blames_hosts: whether a worker's failure puts its host out.
-        sizing: by which flags the number of workers was given.
-        remarks: what the user should know of what he has given.
-        of_horovod_alone: flags that were given and that only Horovod's own library heeds.
-        mpi: how mpirun is to start the ranks, in place of agents; None for agents.
-        orders_hosts: whether the script's hosts are put in the order of their names, numbers as numbers: whoever lists
-            them has sorted them as texts.
+        blames_hosts: whether a worker's failure excludes its host.
+        sizing: the kind of flags by which the number of workers was given.
+        remarks: remarks on the user's input.
+        of_horovod_alone: given flags that affect only Horovod's own library.
+        mpi: how mpirun starts the ranks, instead of agents; None for agents.
+        orders_hosts: whether to sort the script's hosts by name, numbers as numbers: the script's author has sorted
+            them as texts.
 
     Raises:
-        SettingsError: a value cannot be, or two contradict each other; one line that names flag, value and limit.
+        SettingsError: a value is invalid, or two conflict; one line that names flag, value and limit.
     """
 
     command: tuple[OsText, ...]
@@ -308,12 +307,12 @@ class Settings:
 
     @property
     def journal_folder(self) -> Path | None:
-        """The journal's folder; None for a job without a journal, or with one that is in etcd."""
+        """The journal's folder; None for a job without a journal, or with one in etcd."""
         return None if self.journal is None else self.journal.folder
 
     @property
     def nodes_at_endpoint(self) -> Nodes | None:
-        """What is known of this machine and the other nodes, where all run this command and meet at an endpoint."""
+        """The parameters of this machine and the other nodes, if all run this command and meet at an endpoint."""
         return self.nodes if self.nodes is not None and self.nodes.endpoint else None
 
     @property
@@ -323,13 +322,13 @@ class Settings:
 
     @property
     def opens_port(self) -> bool:
-        """Whether the driver listens on TCP from its start: who comes there was told where, or the port is named."""
+        """Whether the driver listens on TCP from its start: its address was published, or the port is named."""
         is_named = self.rendezvous_port != 0 or self.rendezvous_address != _LOOPBACK
         return is_named or self.accept_agents or self.operator_token_file is not None
 
     @property
     def driver_ports(self) -> Sequence[int]:
-        """The ports that the driver may listen on, to be tried in order; 0 for any."""
+        """The ports that the driver may listen on, in the order of trial; 0 for any."""
         if self.rendezvous_port or self.port_range is None:
             return (self.rendezvous_port,)
         low, high = self.port_range
@@ -337,7 +336,7 @@ class Settings:
 
     @property
     def stdin_rank(self) -> int | None:
-        """The rank that gets the driver's standard input; None for nobody."""
+        """The rank that gets the driver's standard input; None for no rank."""
         if self.stdin is not None:
             return None if self.stdin == NO_STDIN else int(self.stdin)
         if self.num_parameter_servers or self.has_journal:
@@ -350,7 +349,7 @@ class Settings:
 
     @property
     def most_workers(self) -> int:
-        """How many workers there may come to be at a time, standbys too; num_proc where only the hosts to come tell."""
+        """The most workers at a time, including standbys; num_proc if only later hosts will determine it."""
         bounds = [] if self.hosts is None or self.accept_agents else [total_slots(self.hosts)]
         if self.max_num_proc is not None:
             bounds.append(self.max_num_proc + self.num_standby + self.num_parameter_servers)
@@ -469,7 +468,7 @@ class Settings:
 
     def _check_hosts(self) -> None:
         for name in self.protect:
-            if not is_host_name(name) or name.count(":") == 1:  # no IPv6 address has one
+            if not is_host_name(name) or name.count(":") == 1:  # no IPv6 address has just one
                 raise SettingsError(f"--protect {name!r} is not the name of a host")
         self._check_pods()
         if self.discovery:
@@ -550,12 +549,12 @@ class Settings:
 
     @property
     def is_torchruns(self) -> bool:
-        """Whether the job was described by torchrun's options, and its script expects torchrun's ways."""
+        """Whether the job was described by torchrun's options, and its script expects torchrun's behaviour."""
         return self.nodes is not None
 
     @property
     def is_horovods(self) -> bool:
-        """Whether its script may expect Horovod's ways: any may that torchrun's options do not describe."""
+        """Whether its script may expect Horovod's behaviour: any may, except one described by torchrun's options."""
         return not self.is_torchruns or self.horovod_shim != NEVER or self.horovod_protocol != OFF
 
     @property
@@ -578,7 +577,7 @@ class Settings:
             raise SettingsError(f"{self._login} is without effect with --launcher none: no host is dialled")
 
     def _check_chief(self) -> None:
-        """What cannot be beside a chief, or only beside one. Defaults are as good as not given."""
+        """Check what cannot be combined with a chief, or needs one. Defaults count as not given."""
         _at_least(FLAGS["num_parameter_servers"], self.num_parameter_servers, 0)
         if not self.num_parameter_servers:
             if self.restart_chief:
@@ -644,7 +643,7 @@ class Settings:
             )
 
     def _check_etcd(self) -> None:
-        """A driver of another machine may take the job over."""
+        """Check that a driver of another machine can take the job over."""
         if self.num_parameter_servers:
             raise SettingsError(
                 "--parameter-servers cannot be beside a journal in etcd: the chief runs on the driver's machine, and "
@@ -698,12 +697,12 @@ class Settings:
 
 
 FLAGS: Mapping[str, str] = {each.name: each.metadata["flag"] for each in fields(Settings) if each.metadata.get("flag")}
-"""The flag of each field that has one, as messages name it."""
+"""The flag of each field that has one, as in messages."""
 
 VARIABLES: Mapping[str, str] = {
     each.name: each.metadata["variable"] for each in fields(Settings) if each.metadata.get("variable")
 }
-"""The environment variable of each field that has one; the flag and the config file win over it."""
+"""The environment variable of each field that has one; the flag and the config file override it."""
 
 
 def _is_rank(text: str) -> bool:
@@ -716,15 +715,15 @@ def _at_least(flag: str, value: int, least: int) -> None:
 
 
 def check_seconds(flag: str, value: float, *, zero: str = " above 0", most: float = MAX_SECONDS) -> None:
-    """Raises SettingsError unless this can be a duration; ``zero`` says whether it may be 0, too."""
-    if not value > 0:  # nor is NaN
+    """Raise SettingsError unless this is a valid duration; ``zero`` says whether it may be 0, too."""
+    if not value > 0:  # false for NaN, too
         raise SettingsError(f"{flag} {value:g} is not a number of seconds{zero}")
     if value > most:
         raise SettingsError(f"{flag} {value:g} is above {most:g}, the most seconds it may be")
 
 
 def check_agent_timeout(seconds: float) -> None:
-    """Raises SettingsError unless this can be --agent-timeout."""
+    """Raise SettingsError unless this is a valid --agent-timeout."""
     if seconds < LEAST_AGENT_TIMEOUT_S:
         raise SettingsError(
             f"--agent-timeout {seconds:g} is below {LEAST_AGENT_TIMEOUT_S:g} s: machines acknowledge each other once "
@@ -734,7 +733,7 @@ def check_agent_timeout(seconds: float) -> None:
 
 
 def check_host_timeout(seconds: float) -> None:
-    """Raises SettingsError unless this can be --host-timeout."""
+    """Raise SettingsError unless this is a valid --host-timeout."""
     if seconds < LEAST_HOST_TIMEOUT_S:
         raise SettingsError(
             f"--host-timeout {seconds:g} is below {LEAST_HOST_TIMEOUT_S:g} s: machines acknowledge each other once a "
@@ -744,14 +743,14 @@ def check_host_timeout(seconds: float) -> None:
 
 
 def script_words(script: str, flag: str = "--host-discovery-script") -> list[str]:
-    """The words of a shell command's line, as a shell would split them; at least one.
+    """Split a shell command's line into words, as a shell would; at least one.
 
     Args:
         script: the command.
-        flag: with which it was given.
+        flag: its flag.
 
     Raises:
-        SettingsError: it is empty, or no shell could split it.
+        SettingsError: it is empty, or cannot be split.
     """
     try:
         words = shlex.split(script)

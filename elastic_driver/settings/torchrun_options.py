@@ -1,8 +1,8 @@
-"""torchrun's options (torch 2.13), and what each of them asks for here.
+"""torchrun's options (torch 2.13), and their meaning here.
 
-Owns their names, the variables ``PET_*`` that stand in for them, and how they become values that settings know. An
-option that cannot be had here is refused in a sentence that says what to do instead; one that is without effect, since
-what it is for is done otherwise, is taken. docs/torchrun_flags.md is the table for users.
+Owns their names, the variables ``PET_*`` that replace them, and their conversion to values of Settings. An unsupported
+option is rejected with a sentence that says what to do instead; an option without effect, because its purpose is served
+otherwise, is accepted. docs/torchrun_flags.md is the table for users.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from elastic_driver.words import Sizing
 _Value = TypeVar("_Value")
 
 DEFAULT_PORT = 29500
-"""torchrun's, for --master-port and for an --rdzv-endpoint without one."""
-# torchrun's, between SIGTERM and SIGKILL.
+"""torchrun's default for --master-port, and for an --rdzv-endpoint without a port."""
+# torchrun's default, between SIGTERM and SIGKILL.
 _GRACE_S = 30.0
 _ENV_GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _ENV_PREFIX = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _ENV_PYTHON = "PYTHON_EXEC"
 _ENV_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 SIGNALS = (*HANDLED_SIGNALS, "SIGUSR1", "SIGUSR2", "SIGALRM")
-"""What --signals-to-handle may name."""
+"""Signals that --signals-to-handle may name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Option:
     """One of torchrun's options.
 
     Attributes:
-        name: as torch's parser calls it: the long flag with underscores.
+        name: its name in torch's parser: the long flag with underscores.
         help: for --help.
         metavar: of its value; "" for a switch.
         short: its short flag.
-        places: whether it says which processes there are and how nodes meet, as -np and -H do in another way.
+        places: whether it determines the processes and how nodes meet, which -np and -H do in another way.
     """
 
     name: str
@@ -63,12 +63,12 @@ class Option:
 
     @property
     def underscored(self) -> str:
-        """Its other spelling."""
+        """The long flag with underscores."""
         return f"--{self.name}"
 
     @property
     def variable(self) -> str:
-        """Stands in for the flag."""
+        """The variable that replaces the flag."""
         return f"PET_{self.name.upper()}"
 
 
@@ -134,7 +134,7 @@ OPTIONS: Mapping[str, Option] = {
     )
 }
 
-# Keys of --rdzv-conf: seconds that mean something here, and what is done otherwise here.
+# Keys of --rdzv-conf: seconds that are used here, and keys whose purpose is served otherwise here.
 _CONF_SECONDS = frozenset(("join_timeout", "last_call_timeout", "close_timeout", "timeout"))
 _CONF_OTHERWISE: Mapping[str, str] = {
     "heartbeat_timeout": "see --host-timeout",
@@ -146,11 +146,11 @@ _CONF_OTHERWISE: Mapping[str, str] = {
 }
 _CONF_WORDS = frozenset(("is_host", "store_type", "grow"))
 TRUE, FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
-"""How is_host may say it, in small letters."""
+"""The values of is_host, in lower case."""
 
 
-# Of settings: what they are where workers are counted as torchrun has it, and neither a flag nor this variable says
-# otherwise. Libraries look whether there is a Horovod, and take what they find for the way to train.
+# Settings' values if workers are counted in torchrun's style, and neither a flag nor this variable says otherwise.
+# Libraries check for a Horovod, and would use it for training if they found one.
 _NO_HOROVOD: Mapping[str, tuple[str, str]] = {
     "horovod_shim": (NEVER, ENV_SHIM),
     "horovod_protocol": (OFF, ENV_PROTOCOL),
@@ -159,7 +159,7 @@ _NO_HOROVOD: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What was said of one option: its text, and where, for messages."""
+    """The value given for an option, and its source, for messages."""
 
     text: str
     where: str
@@ -168,18 +168,18 @@ class _Said:
 def torchrun_values(
     flags: Mapping[str, str], environ: Mapping[str, str], *, others: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What torchrun's flags and variables ask for, by the names of Settings.
+    """Convert torchrun's flags and variables to values, by the names of Settings.
 
     Args:
-        flags: the text of each option that was given as a flag, by its name; "1" of a switch.
+        flags: the text of each option given as a flag, by its name; "1" for a switch.
         environ: with ``PET_*``.
-        others: what was given otherwise. It wins, where it says the same thing.
+        others: values given otherwise; they override the same values of these.
 
     Returns:
-        Nothing where none of the options was given.
+        Empty if none of the options was given.
 
     Raises:
-        SettingsError: an option cannot be had, or two contradict each other; one line for the user.
+        SettingsError: an option is not supported, or two conflict; one line for the user.
     """
     placed = [name for name in ("num_proc", "hosts", "hostfile", "discovery_script", "discovery") if name in others]
     said = _said(flags, environ, without_places=bool(placed))
@@ -218,13 +218,13 @@ def _said(flags: Mapping[str, str], environ: Mapping[str, str], *, without_place
             said[name] = _Said(flags[name], f"argument {option.flag}")
         elif environ.get(option.variable) and not (without_places and option.places):
             said[name] = _Said(environ[option.variable], f"the variable {option.variable}")
-    # A switch's variable may say that it is off.
+    # A switch's variable may be 0.
     off = [name for name, one in said.items() if not OPTIONS[name].metavar and not _read(one, _switch)]
     return {name: one for name, one in said.items() if name not in off}
 
 
 def _refuse(said: Mapping[str, _Said]) -> None:
-    """Raises SettingsError where something is asked for that cannot be had."""
+    """Raise SettingsError if an unsupported value was given."""
     for name, allowed, instead in (
         (
             "rdzv_backend",
@@ -251,36 +251,36 @@ def _read(one: _Said, read: Callable[[str], _Value]) -> _Value:
 
 
 class _Asks:
-    """What is asked for by options that can be had."""
+    """The supported options, converted to values."""
 
     def __init__(self, said: Mapping[str, _Said], environ: Mapping[str, str]) -> None:
         self._said = said
         self._environ = environ
 
     def text(self, name: str) -> str | None:
-        """A text; None where nothing was said."""
+        """Return a text; None if not given."""
         one = self._said.get(name)
         return None if one is None else one.text.strip()
 
     def switch(self, name: str) -> bool | None:
-        """True, or None where nothing was said."""
+        """Return True, or None if not given."""
         return True if name in self._said else None
 
     def integer(self, name: str) -> int | None:
-        """A number; None where nothing was said."""
+        """Return a number; None if not given."""
         return self._value(name, lambda text: _bounded(text, 0, 2**31 - 1))
 
     @property
     def role(self) -> str:
-        """Of the workers."""
+        """Role of the workers."""
         return self.text("role") or "default"
 
     def check_what_is_without_effect(self) -> None:
-        """Rubbish is refused there, too."""
+        """Reject invalid values of options without effect, too."""
         self._value("monitor_interval", _seconds)
 
     def command(self, words: tuple[str, ...]) -> tuple[str, ...]:
-        """What each worker runs: a Python file, or a module, is run by Python, as torchrun does."""
+        """Return the command of each worker: Python runs a Python file or a module, as in torchrun."""
         if not words:
             return words
         python = (self._environ.get(_ENV_PYTHON) or sys.executable, "-u")
@@ -290,11 +290,11 @@ class _Asks:
             return words
         path = Path(words[0])
         is_script = "run_path" in self._said or path.suffix in (".py", ".pyc")
-        # Under torchrun a script needs no such name. A program that can be run is no script: "python train.py", say.
+        # Under torchrun a script may have any name. An executable program is not a script: "python train.py", say.
         return (*python, *words) if is_script or (path.is_file() and not os.access(path, os.X_OK)) else words
 
     def logs(self) -> Logs | None:
-        """What becomes of the output; None where nothing was said of it."""
+        """Return the destinations of the output; None if not given."""
         prefix = self._value("log_line_prefix_template", str)
         if prefix is None:
             prefix = self._environ.get(_ENV_PREFIX) or None
@@ -308,12 +308,12 @@ class _Asks:
             stdout_filters=self._value("duplicate_stdout_filters", read_filters) or (),
             stderr_filters=self._value("duplicate_stderr_filters", read_filters) or (),
         )
-        if folder == os.devnull:  # torchrun keeps nothing then, and shows all
+        if folder == os.devnull:  # torchrun then keeps no files, and shows all output
             asked = Logs(shown=asked.shown, prefix=asked.prefix)
         return None if asked == Logs() else asked
 
     def signals(self) -> tuple[str, ...]:
-        """Names of signals that end the job."""
+        """Return the names of signals that end the job."""
 
         def read(text: str) -> tuple[str, ...]:
             names = tuple(word.strip() for word in text.split(",") if word.strip())
@@ -328,7 +328,7 @@ class _Asks:
         return HANDLED_SIGNALS if asked is None else asked
 
     def grace_s(self) -> float:
-        """Between SIGTERM and SIGKILL."""
+        """Return the time between SIGTERM and SIGKILL."""
         asked = self._value("shutdown_timeout", _seconds)
         text = self._environ.get(_ENV_GRACE)
         if asked is None and text:
@@ -336,7 +336,7 @@ class _Asks:
         return _GRACE_S if asked is None else asked
 
     def places(self) -> dict[str, Any]:
-        """Which workers there are, and how nodes meet."""
+        """Return the values for the number of workers, and how nodes meet."""
         least, most = self._value("nnodes", _read_nnodes) or (1, 1)
         each = self._value("nproc_per_node", lambda text: _processes(text, self._environ)) or 1
         rank = self.integer("node_rank")
@@ -360,7 +360,7 @@ class _Asks:
         )
         waits_s = next((float(conf[key]) for key in ("join_timeout", "timeout") if key in conf), None)
         workers: dict[str, Any] = {"num_proc": least * each, "max_num_proc": most * each}
-        if most > 1:  # else no other host can come, and the job is one of fixed size
+        if most > 1:  # else no other host can join, and the job has a fixed size
             workers |= {"min_num_proc": least * each, "accept_agents": True}
         return {
             **{name: value for name, (value, variable) in _NO_HOROVOD.items() if not self._environ.get(variable)},
@@ -410,7 +410,7 @@ def _seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         raise ValueError(f"{text[:40]!r} is not a number of seconds") from None
-    if not 0 <= value <= 1e9:  # nor is NaN
+    if not 0 <= value <= 1e9:  # false for NaN, too
         raise ValueError(f"{text.strip()[:40]} is not a number of seconds, 0 or above")
     return value
 
@@ -422,7 +422,7 @@ def _processes(text: str, environ: Mapping[str, str]) -> int:
     return count
 
 
-# A slip of the finger; Settings bounds the workers.
+# Against typing errors; Settings limits the workers.
 _MOST_NODES = 65536
 
 
@@ -439,7 +439,7 @@ def _read_nnodes(text: str) -> tuple[int, int]:
 def _read_conf(text: str) -> dict[str, str]:
     conf: dict[str, str] = {}
     text = text.strip()
-    if text[:1] in ("'", '"') and text[:1] == text[-1:]:  # of a command that no shell has read
+    if text[:1] in ("'", '"') and text[:1] == text[-1:]:  # from a command that no shell has parsed
         text = text[1:-1]
     for pair in text.split(",") if text.strip() else ():
         key, _, value = (word.strip() for word in pair.partition("="))
@@ -464,7 +464,7 @@ def _conf_remark(key: str) -> str:
 
 
 def _check_endpoint(text: str, where: str) -> str:
-    """The endpoint, if it is ``HOST``, ``HOST:PORT`` or either with an IPv6 address in brackets."""
+    """Return the endpoint, if it is ``HOST``, ``HOST:PORT`` or either with an IPv6 address in brackets."""
     match = re.fullmatch(
         r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?)(:(?P<port>[0-9]{1,5}))?", text
     )
