@@ -794,14 +794,14 @@ class Ready(Said, name="ready"):
 
 @dataclass(frozen=True)
 class Running(Said, name="running"):
-    """A member trains."""
+    """Report that a member trains."""
 
     report: RunningReport
 
 
 @dataclass(frozen=True)
 class Heard(Said, name="heard"):
-    """The workers that sent a heartbeat since the last Heard.
+    """The workers that sent a heartbeat since the last message of this kind.
 
     Attributes:
         workers: for each worker: its progress, and whether it waits for others.

@@ -17,7 +17,7 @@ from typing import Self
 
 from elastic_driver.system.kernel import memory_file
 
-# Nobody of ours checks its dates; for a library that does, a wrong clock must not matter.
+# This package does not check the dates; for a library that does, a wrong clock must not matter.
 _AGE, _LIFE = datetime.timedelta(days=365), datetime.timedelta(days=36500)
 
 
@@ -64,7 +64,7 @@ class Certificate:
 def server_context(certificate: Certificate) -> ssl.SSLContext:
     """Return the TLS context of the driver's server."""
     context = _tls_1_3(ssl.PROTOCOL_TLS_SERVER)
-    context.num_tickets = 0  # no client of ours resumes a session, and a stranger could make the server write tickets
+    context.num_tickets = 0  # clients never resume a session, and strangers could request tickets
     # OpenSSL reads only files. This one has no name and is not on disk.
     descriptor = memory_file("elasticrun-certificate")
     try:

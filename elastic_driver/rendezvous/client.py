@@ -478,8 +478,8 @@ class RendezvousClient:
             path: behind the version.
             body: of the request.
             query: of the request; ``wait_s`` is added.
-            wait_s: how long the server may let the request wait; a repeated one has what is left of it. None: it
-                does not wait.
+            wait_s: how long the server may block the request; a retry has the rest of that time. None: it does not
+                block.
             expected: the statuses that the caller reads.
             hurry: whether to try once only, and not for long.
 

@@ -332,7 +332,7 @@ class RunningReport(Body):
         worker: the worker that reports.
         round_id: its round.
         commits: commits of its state.
-        another: whether it has finished one training since its last report and begins the next: commits count anew.
+        another: whether it has finished one training since its last report and begins the next: commits restart at 0.
         total: how many commits, or steps, the training has; 0 if unknown.
         synced: whether it has received the others' state.
     """
@@ -394,8 +394,8 @@ class Server:
 
     Attributes:
         address: ``host:port``.
-        leave_within_s: the seconds that are left until it is stopped, when it is to leave; None for no bound.
-        leaving: whether it is to leave. It is stopped as soon as the chief says that it has taken it out.
+        leave_within_s: seconds until it is stopped, if it is leaving; None for no limit.
+        leaving: whether it is leaving. It is stopped as soon as the chief reports that it has removed it.
     """
 
     address: str

@@ -42,6 +42,8 @@ class OperatorAdapter(HTTPAdapter):
 
     Args:
         url: the driver's URL, as the driver prints it; without a fingerprint the key alone identifies the driver.
+        key: the operator's key of one job.
+        source: the key's source, for messages ("the file token").
 
     Attributes:
         url: the URL without the fingerprint, for ``Session.mount`` and before each path.

@@ -192,7 +192,7 @@ class _Path:
         self.methods: dict[bytes, Route] = {}
 
 
-# --- what owners of routes say ---------------------------------------------------------------------------------------
+# --- for the owners of routes ----------------------------------------------------------------------------------------
 
 _Request = TypeVar("_Request")
 
@@ -266,7 +266,7 @@ def integer(text: str, name: str) -> int:
     return int(text)
 
 
-# --- what servers do with it -----------------------------------------------------------------------------------------
+# --- for servers -----------------------------------------------------------------------------------------------------
 
 
 def written(answer: Answer) -> RawAnswer:

@@ -231,7 +231,7 @@ class TlsLayer(asyncio.BufferedProtocol):
 
     @property
     def is_new(self) -> bool:
-        """Whether the peer still needs turns to authenticate, and does read what it is sent."""
+        """Whether the peer still needs turns to authenticate, and reads its data."""
         return self._pieces < _FIRST_PIECES and not self._is_blocked
 
     @property

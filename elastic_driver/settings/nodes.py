@@ -24,7 +24,6 @@ class Nodes:
         local_addr: this node's address for the others; "" to find it.
         role: of the workers.
         conf: the content of --rdzv-conf, by torchrun's names; times are seconds, possibly fractional.
-        conf: what --rdzv-conf says, by torchrun's names; seconds, which may be fractions.
     """
 
     least: int = 1

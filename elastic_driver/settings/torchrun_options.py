@@ -290,7 +290,8 @@ class _Asks:
             return words
         path = Path(words[0])
         is_script = "run_path" in self._said or path.suffix in (".py", ".pyc")
-        # Under torchrun a script may have any name. An executable program is not a script: "python train.py", say.
+        # Under torchrun a script may have any name. An executable program, such as a shell script, is not a Python
+        # script.
         return (*python, *words) if is_script or (path.is_file() and not os.access(path, os.X_OK)) else words
 
     def logs(self) -> Logs | None:

@@ -35,7 +35,7 @@ def broadcast_parameters(
         HorovodInternalError: a peer is gone.
         MismatchError: the ranks' parameters have different sizes.
         UnsupportedOperationError: a tensor has no values yet, or cannot be sent bit for bit.
-        ValueError: there is no such rank, or params is none of these.
+        ValueError: there is no such rank, or params is something else.
     """
     members = members_of(process_set)
     check_root(members, root_rank)

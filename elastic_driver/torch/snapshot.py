@@ -180,7 +180,7 @@ def flatten(tree: Any) -> tuple[Any, list[torch.Tensor]]:
                 return walked
             if type(node) is OrderedDict:
                 return StateDict(walked, metadata_of(node))
-            return walked if len(tensors) > before else node  # which load_state_dict takes as a dict; not a Counter
+            return walked if len(tensors) > before else node  # load_state_dict accepts it as a dict, but not a Counter
         return node
 
     def inside(key: Any, value: Any) -> Any:

@@ -140,7 +140,7 @@ def leak(group: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
-# --- what Gloo tells others through a store ---
+# --- Gloo's messages through a store ---
 
 GLOO_KEY = re.compile(r"/cpu/+\d+/(?P<rank>\d+)$")
 """The end of the keys by which Gloo shares where it listens."""

@@ -1,4 +1,4 @@
-"""checkpoint_point(): tells a script that is restarted by SIGTERM when to write a checkpoint and exit.
+"""checkpoint_point(): decides when a script that is restarted by SIGTERM writes a checkpoint and exits.
 
 At a planned change the driver sends SIGTERM to all workers and waits for them (``--drain-timeout``). The signal reaches
 each rank at a different place of the script, but a checkpoint, and any collective on the way to it, needs all ranks at
@@ -149,7 +149,7 @@ class _Reporter:
         return cls(os.environ[ENV_RENDEZVOUS], credential, worker, int(os.environ[ENV_ROUND]))
 
     def came_to(self, progress: int, total: int) -> None:
-        """Note the progress. Costs nothing: the thread sends it when the time comes."""
+        """Note the progress. Costs nothing: the thread sends it later."""
         self._progress, self._total = progress, total
         self._news.set()
 

@@ -127,8 +127,8 @@ def _ports(text: str) -> tuple[int, int]:
 
 
 def _by(variable: str, read: Callable[[str], Any]) -> Mapping[str, Any]:
-    """Return a field's metadata: the variable's name, and the parser of its text, whose ValueError says what is
-    allowed.
+    """Return a field's metadata: the variable's name, and the parser of its text, which raises ValueError with a
+    reason.
     """
     return {"variable": variable, "read": read}
 

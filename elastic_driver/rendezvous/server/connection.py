@@ -499,7 +499,7 @@ class Connection(Guest, asyncio.Protocol):
             self.refuse(refusal.status, str(refusal))
 
     def _last_request_was_read(self) -> None:
-        """Stop reading: after CONNECT or Upgrade comes another protocol, which this server does not speak."""
+        """Stop reading: another protocol follows CONNECT or Upgrade, which this server does not support."""
         if self._parked is not None or self._queue:
             self._keep_alive = False
         else:

@@ -34,8 +34,8 @@ class ServerLimits:
         idle_s: how long an unauthenticated connection may wait for its next request.
         strangers: limit of connections that have stayed unauthenticated for stranger_s, and of readers; beyond it the
             oldest is cut, so that rubbish cannot shut workers out.
-        stranger_s: how long a connection does not count as a stranger's; counted anew from its handshake and from its
-            request. Workers authenticate within two round trips, but thousands may connect before the first is read.
+        stranger_s: how long a connection does not count as a stranger's; restarted at its handshake and at its request.
+            Workers authenticate within two round trips, but thousands may connect before the first is read.
         connections: limit of all connections; more are answered 503. None: what the limit of open files leaves.
         poll_s: how long a request is parked before it is answered 204; below the idle timeouts of middleboxes.
         unread_bytes: how much a peer may leave unread before its connection is cut.

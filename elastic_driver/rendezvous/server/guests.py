@@ -1,7 +1,7 @@
 """All connections of a server: how many there may be, and which are cut.
 
-Owns the room for connections, and which are cut when there is none: strangers, oldest first. Each connection owns what
-is said on it.
+Owns the room for connections, and which are cut when there is none: strangers, oldest first. Each connection owns its
+data.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class KeyRoutes(Keys[KeyWaiter]):
             Route("POST", "rounds/*/exchange/*", WORKER, self._exchange),
         )
 
-    # --- for those who speak for a worker --------------------------------------------------------------------------
+    # --- for callers on behalf of a worker -------------------------------------------------------------------------
 
     def set_key(self, round_id: int, scope: str, key: str, value: bytes) -> None:
         """Set a key, and answer its waiters and those of that many keys in its scope.

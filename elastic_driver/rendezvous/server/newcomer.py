@@ -97,7 +97,7 @@ class Newcomer(Guest, asyncio.BufferedProtocol):
         self.data_received(bytes(self._turns.read[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """Find out from the bytes so far what the peer speaks."""
+        """Identify the peer's protocol by the bytes so far."""
         if self._deaf:
             return
         self._received += data

@@ -1,4 +1,4 @@
-"""The key-value store of the rendezvous: bytes under round, scope and key. Pure; waiting is the server's business.
+"""The key-value store of the rendezvous: bytes under round, scope and key. Pure: its callers do the waiting.
 
 Owns fencing: only the current round has keys, and a request for another round is rejected.
 """

@@ -1,4 +1,4 @@
-"""The values of torch Stores, and what each request does to them. Pure; waiting is the route's business.
+"""The values of torch Stores, and what each request does to them. Pure: the route does the waiting.
 
 Owns scopes, size limits, and recent answers: a request that is repeated, because its answer was lost, gets the same
 answer and changes nothing.
@@ -280,7 +280,7 @@ class Values:
             return (new,), (key,)
         return (expected if now is None else now,), None
 
-    # --- what it holds -----------------------------------------------------------------------------------------------
+    # --- contents ----------------------------------------------------------------------------------------------------
 
     def _scope(self, name: str) -> _Scope:
         """Return the scope for reading; an empty one is not stored."""
@@ -336,7 +336,7 @@ class Values:
             raise RendezvousProtocolError(f"cannot read what is asked of the store: {count} parts are expected")
         return parts
 
-    # --- who asks ----------------------------------------------------------------------------------------------------
+    # --- clients -----------------------------------------------------------------------------------------------------
 
     def _client(self, request: StoreRequest) -> _Client:
         client = self._clients.get(request.client)

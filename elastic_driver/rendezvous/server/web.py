@@ -86,7 +86,7 @@ class Web(Protocol):
     """Answers requests outside /v1."""
 
     def answer(self, request: WebRequest) -> WebAnswer | WebStreaming:
-        """Answer at once. An exception ends the job, like any bug of ours."""
+        """Answer at once. An exception ends the job, like any internal error."""
 
 
 class Probed:

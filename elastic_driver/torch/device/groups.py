@@ -125,7 +125,7 @@ def _make_nccl(store: Store, index: int, size: int, timeout_s: float) -> Any:
 
 
 fast_groups: dict[str, MakeFast] = {"cuda": _make_nccl}
-"""The makers of fast groups, by device type. There is none for CPU tensors, except in tests."""
+"""The makers of fast groups, by device type. Only tests have one for CPU tensors."""
 
 
 def given_up() -> str:

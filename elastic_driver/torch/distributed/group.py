@@ -114,7 +114,7 @@ class RoundGroup:
                         f"cannot find the connections of this Gloo (torch {torch.__version__}): what waits in the "
                         "process group ends with its time limit only"
                     )
-                elif not lazy_gloo():  # Gloo accepts any peer: see torch_collectives
+                elif not lazy_gloo():  # Gloo accepts any peer (torch_collectives.py)
                     packed = meeting(f"{scope}.ends", key=slot.rank, count=slot.size, value=pack_ends(ends))
                     members = Group("global", tuple(range(slot.size)), slot.rank)
                     check_ends(members, [unpack_ends(each) for each in packed])

@@ -112,7 +112,7 @@ class ShardedState(ObjectState):
         self._number = 0
         self._pinned = False
 
-    # --- what they have not ----------------------------------------------------------------------------------------
+    # --- for subclasses --------------------------------------------------------------------------------------------
 
     def _make_model(self) -> None:
         """Make the model for the current round. All members call it."""

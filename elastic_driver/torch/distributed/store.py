@@ -147,7 +147,7 @@ class RoundStore(c10d.Store):
             self._sockets.note_listener(self._server_address)
         self._timeout_s = 300.0
 
-    # --- what Gloo says --------------------------------------------------------------------------------------------
+    # --- Gloo's messages -------------------------------------------------------------------------------------------
 
     def _set_of_gloo(self, key: str, value: bytes) -> None:
         head, _, _ = key.rpartition("/")
@@ -212,7 +212,7 @@ class RoundStore(c10d.Store):
             self._take(key, value, of_world=of_world)
             return self._values[key]
 
-    # --- all else --------------------------------------------------------------------------------------------------
+    # --- all other keys --------------------------------------------------------------------------------------------
 
     def _rest(self) -> Any:
         """Return the store for all other keys."""

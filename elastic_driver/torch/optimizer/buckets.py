@@ -85,7 +85,7 @@ class Reduction:
 
 @dataclass(slots=True)
 class Learned:
-    """What has been learned about the gradients; it outlives the buckets.
+    """Facts about the gradients learned so far; they outlive the buckets.
 
     Attributes:
         sparse_dims: parameters with sparse gradients, and the gradients' sparse dimensions.

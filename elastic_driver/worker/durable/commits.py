@@ -232,7 +232,7 @@ class Durable:
         except Exception as error:
             reason = in_words(error)
             path = Path(getattr(error, "filename", None) or ".")
-            if path.parent == self.folder and not path.name.startswith("."):  # as temporary files, other ones each time
+            if path.parent == self.folder and not path.name.startswith("."):  # temporary names differ each time
                 reason = f"{path.name}: {reason}"
             if reason != self._complaint:
                 self._complaint = reason

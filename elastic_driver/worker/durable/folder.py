@@ -162,7 +162,8 @@ def _is_abandoned(path: Path, now: float) -> bool:
 
 
 def open_folder(folder: Path, former_id: str = "") -> str:
-    """Create the folder if it is missing. Returns its id, which is the same for all who see this very folder.
+    """Create the folder if it is missing. Returns its id, which is the same for all processes with access to this
+    folder.
 
     Args:
         folder: the folder.

@@ -34,7 +34,7 @@ class Room:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._read: dict[Path, tuple[tuple[int, ...], bool]] = {}  # what a file was like, and whether it was whole
+        self._read: dict[Path, tuple[tuple[int, ...], bool]] = {}  # file facts when read, and whether it was whole
 
     def make(self, error: OSError, newest: CommitId, size: int, freed: int) -> int:
         """Remove files so that a commit fits that did not: useless ones first, then the oldest.

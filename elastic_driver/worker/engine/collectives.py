@@ -67,7 +67,7 @@ class Meeting(Exchange, Protocol):
     """How members find each other before they are connected. Both calls block."""
 
     def share(self, scope: str, value: bytes | None) -> bytes:
-        """Give one member's value to all others; None for those who wait for it."""
+        """Give one member's value to all others; a member that waits for it passes None."""
 
 
 class Collectives(Protocol):

@@ -98,7 +98,7 @@ def ask_rank_0(name: str, *, timeout_s: float) -> Welcome:
     """Return the welcome that rank 0 sends. Blocks until it listens.
 
     Raises:
-        SettingsError: it does not listen within this time; or another user is in its place, who is sent nothing.
+        SettingsError: it does not listen within this time; or another user has its place, and is sent nothing.
     """
     deadline = time.monotonic() + timeout_s
     while True:

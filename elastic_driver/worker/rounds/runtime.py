@@ -82,7 +82,7 @@ class DriverClient(RoundClient, Protocol):
         """Report READY, again every ``poll_s``, and block until the driver answers."""
 
     def say_goodbye(self, request: WatchRequest) -> None:
-        """Report that the driver will hear no more of this process."""
+        """Report that this process will send nothing more."""
 
     def running(self, report: RunningReport) -> None:
         """Report that this process trains."""
