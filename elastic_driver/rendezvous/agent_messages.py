@@ -42,7 +42,7 @@ NOTHING_GIVEN = 66
 """Exit code of an agent that got nothing on its standard input: EX_NOINPUT of sysexits.h."""
 
 NOTHING_GIVEN_WHY = "nothing has arrived on its standard input"
-"""Its message in that case."""
+"""The message that goes with this exit code."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ class FrameConnection(asyncio.Protocol):
 
 
 class Carrier(Protocol):
-    """What a channel needs of a connection. FrameConnection provides it."""
+    """The part of a connection that a channel uses. FrameConnection has it."""
 
     def write(self, first: int, seen: int, kept: int, packed: list[bytes]) -> None:
         """Write one frame."""

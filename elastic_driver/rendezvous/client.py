@@ -142,7 +142,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 class Owner(Protocol):
-    """What the client knows about the process it asks, even while that process does not answer."""
+    """The server's process, whose state the client can query even while the server does not answer."""
 
     def is_waited_for(self, since: float) -> bool:
         """Return whether to keep retrying, with no time limit. Called after a failed try, once the patience is used up.
@@ -474,18 +474,18 @@ class RendezvousClient:
         """Send a request, and retry until there is an answer.
 
         Args:
-            method: of HTTP.
-            path: behind the version.
-            body: of the request.
-            query: of the request; ``wait_s`` is added.
+            method: the HTTP method.
+            path: the path after the API version.
+            body: the request's body.
+            query: the request's parameters; ``wait_s`` is added.
             wait_s: how long the server may block the request; a retry has the rest of that time. None: it does not
                 block.
-            expected: the statuses that the caller reads.
-            hurry: whether to try once only, and not for long.
+            expected: the statuses that the caller handles.
+            hurry: whether to try only once, and briefly.
 
         Raises:
-            RendezvousError: of the class that the answer stands for; or there was none for ``patience_s``, and the
-                owner is not waited for.
+            RendezvousError: of the class that the answer stands for; or there was no answer for ``patience_s``, and the
+                owner does not ask to keep retrying.
         """
         if os.getpid() != self._pid:
             self._begin_process()

@@ -86,7 +86,7 @@ class Parked(Protocol):
 
 
 class Service(Protocol):
-    """What a connection needs of the server."""
+    """The part of the server that a connection uses."""
 
     limits: ServerLimits
     certificate: OwnCertificate

@@ -25,7 +25,7 @@ LINGER_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What one peer may cost.
+    """The limits on one peer.
 
     Attributes:
         body_bytes: limit of a request's body; the addresses of a worker among 4,096 take about 25 KB.

@@ -32,7 +32,7 @@ class Guests:
     """All connections of a server.
 
     Args:
-        limits: what one peer may cost.
+        limits: the limits on one peer.
         on_full: called at the start if there will not be room for all workers, and the first time that there is none.
         on_worker_gone: called when an authenticated worker has lost its last connection.
     """

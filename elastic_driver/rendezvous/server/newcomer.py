@@ -1,8 +1,7 @@
 """A connection whose peer is not identified yet; it is identified once, at the beginning.
 
-Owns what the first bytes decide, and the server's part of the exchange
-(:mod:`~elastic_driver.rendezvous.authentication`). The connection is then handed over to a :class:`Connection` or to an
-agent's protocol, which handles everything that follows:
+Owns the server's part of the exchange (:mod:`~elastic_driver.rendezvous.authentication`), after which the connection is
+handed over to a :class:`Connection` or to an agent's protocol. The first bytes decide:
 
     unix socket      the kernel names the peer's user, which has to be this process's or root
                      magic and name: HTTP or, from an agent, frames follow at once

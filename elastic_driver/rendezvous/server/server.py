@@ -63,7 +63,7 @@ class RendezvousServer:
         key_of: returns the key with which an identity authenticates over TLS; None to reject it.
         admits: returns whether an identity is accepted on a Unix socket, where the kernel has named the user.
         agents: makes the protocol that takes over an admitted agent's connection; required if any agent is admitted.
-        limits: what one peer may cost.
+        limits: the limits on one peer.
         on_error: called with an exception that a route should not have raised. Its request is answered with 500.
         on_full, on_worker_gone: passed to :class:`Guests`.
         web: answers browsers and scrapers outside /v1; None to serve none.

@@ -40,7 +40,7 @@ class _Scope:
 
 @dataclass(slots=True)
 class _Client:
-    """What one client may ask for again."""
+    """The answers and pieces that are kept for one client's retries."""
 
     done: int = 0
     answers: dict[int, StoreReply] = field(default_factory=dict)

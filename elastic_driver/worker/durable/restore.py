@@ -30,7 +30,7 @@ _LISTINGS = 3
 
 
 class DurableState(Protocol):
-    """What durable commits need of a state. Underscores leave all other names to the training's attributes."""
+    """The part of a state that durable commits use. Underscores leave all other names to the training's attributes."""
 
     _commits: int
 
@@ -43,7 +43,7 @@ class DurableState(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one rank knows when a round begins.
+    """The knowledge of one rank at the beginning of a round.
 
     Attributes:
         folder: identifies the folder: equal for all ranks that see the same one.

@@ -31,7 +31,7 @@ _MOST_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What a rank needs to reach rank 0.
+    """The parameters for reaching rank 0.
 
     Attributes:
         url: URL of rank 0's server, with its certificate's fingerprint if it is reached over a network.

@@ -28,7 +28,7 @@ class RoundListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """What a forked process keeps of its parent worker: the numbers at the time of the fork.
+    """The numbers of a worker that its forked child keeps, as of the fork.
 
     Attributes:
         pid: the worker's process.
@@ -112,7 +112,7 @@ class CurrentRound:
 
     @property
     def inherited(self) -> Inherited | None:
-        """What this process has kept of the worker it was forked from; None for all others."""
+        """The numbers inherited from the worker that this process was forked from; None in all others."""
         return self._inherited
 
     def refuse_if_forked(self) -> None:

@@ -12,7 +12,7 @@ from elastic_driver.worker.rounds.context import Context
 
 
 class DeviceLane(Protocol):
-    """What a round needs of a device lane. The framework's adapter owns its operations."""
+    """The part of a device lane that a round uses. The framework's adapter owns its operations."""
 
     def describe(self) -> Any:
         """Return the facts from which all members make the same choice, as JSON. Touches no device.

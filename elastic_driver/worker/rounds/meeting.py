@@ -12,7 +12,7 @@ from elastic_driver.worker.rounds.watch import WatchClient
 
 
 class RoundClient(WatchClient, Protocol):
-    """What a context needs of a rendezvous client; two threads use it at once."""
+    """The part of a rendezvous client that a context uses, from two threads at once."""
 
     def exchange(
         self, round_id: int, scope: str, key: int, count: int, value: bytes, *, timeout_s: float

@@ -76,7 +76,7 @@ _JOIN_S = 5.0
 
 
 class DriverClient(RoundClient, Protocol):
-    """What this module needs of a rendezvous client."""
+    """The part of a rendezvous client that this module uses."""
 
     def next_round(self, request: NextRoundRequest, *, poll_s: float = ...) -> NextRoundReply:
         """Report READY, again every ``poll_s``, and block until the driver answers."""

@@ -33,7 +33,7 @@ def poll_s() -> float:
 
 
 class WatchClient(Protocol):
-    """What the thread needs of a rendezvous client."""
+    """The part of a rendezvous client that the thread uses."""
 
     def watch(self, request: WatchRequest, *, wait_s: float) -> Notice | None:
         """Block until there is a notice newer than the request's, or for that time (then None)."""
