@@ -101,7 +101,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
     Returns:
         Values by name, as accepted by :func:`elastic_driver.settings.assembly.settings_from`; among them ``remarks``,
-            if there are any.
+        if there are any.
 
     Raises:
         SettingsError: it cannot be read, is not YAML, has a section or key similar to a known one, or an invalid value.

@@ -20,7 +20,7 @@ def sparse_allreduce_async(
 
     Returns:
         A function that blocks until done and returns the sparse tensor, in which an index may occur several times
-            (``coalesce()`` adds them up).
+        (``coalesce()`` adds them up).
 
     Raises:
         TypeError: the tensor is not sparse, or op is neither Average nor Sum.

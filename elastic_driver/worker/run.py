@@ -102,7 +102,7 @@ def _comes_of_the_round(error: Exception) -> bool:
 
 
 def _origin(error: Exception) -> tuple[str, bool]:
-    """Return the last line of the user's code that the error passed, and whether that code raised it.
+    """Return the innermost line of the user's code in the traceback, and whether that code raised the error.
 
     It did not if the error is a framework's, from a process group that broke with the round.
     """

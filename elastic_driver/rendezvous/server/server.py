@@ -56,7 +56,7 @@ def _is_not_admitted(identity: Identity) -> bool:
 class RendezvousServer:
     """Serves one job. Runs in one event loop; call its methods there.
 
-    By default it admits nobody. Browsers and readers authenticate with each request, by ``web`` and by ``reader``.
+    By default it admits nobody. ``web`` authenticates each request of a browser, and ``reader`` each of a reader.
 
     Args:
         routes: all requests that can be made here.

@@ -262,7 +262,7 @@ class Runtime:
 
         Returns:
             False if the process has to end at once instead: it has left the job, there was no round yet, or the driver
-                is stopping it.
+            is stopping it.
         """
         if not self._current.initialized and self._client is None:
             return False
