@@ -58,7 +58,7 @@ def parser_of_completion() -> Parser:
     parser = Parser(
         prog="elasticrun completion",
         description="Prints a script that has a shell complete elasticrun's subcommands, flags and their values, files "
-        "and running jobs. See docs/operations.md for where to put it.",
+        "and running jobs. See docs/howto/shell-completion.md for where to put it.",
     )
     parser.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=f"one of {', '.join(_SHELLS)}")
     return parser

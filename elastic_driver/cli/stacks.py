@@ -21,7 +21,7 @@ def parser_of_stacks() -> Parser:
     parser.add_argument("job", metavar="JOB", nargs="?", help="which job, where several run; its beginning will do")
     parser.add_argument("--rank", metavar="R", type=int, help="all threads of this rank only")
     parser.add_argument("--all", action="store_true", help="all threads of each rank, ungrouped")
-    parser.add_argument("--json", action="store_true", help="print JSON; see docs/operations.md")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/reference/status-api.md)")
     add_driver_flags(parser)
     return parser
 

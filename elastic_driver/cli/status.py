@@ -38,7 +38,9 @@ def parser_of_status() -> Parser:
         description="Tells what a running job does, and lists its hosts and its workers.",
     )
     parser.add_argument("job", metavar="JOB", nargs="?", help="which job, where several run; its beginning will do")
-    parser.add_argument("--json", action="store_true", help="print JSON, a line each time; see docs/operations.md")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON, one line each time (docs/reference/status-api.md)"
+    )
     parser.add_argument(
         "--journal",
         metavar="DIR",

@@ -6,7 +6,7 @@ anything is ``unexplained``, and is measured as such. Knows no file and no wordi
 when a round broke, its workers say.
 
 ``scripts/goodput`` keeps the same book from the event log, and shares nothing with this module, so that each of them
-can be checked against the other. What the categories mean for whom is in docs/operations.md.
+can be checked against the other. docs/reference/goodput.md defines the categories.
 """
 
 from __future__ import annotations

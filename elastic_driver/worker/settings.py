@@ -1,8 +1,8 @@
 """The environment variables of a worker: name, unit, default, and accepted values of each.
 
 Owns ``WorkerSettings`` and the process's one copy of it, read when the worker initializes. All worker code gets its
-variables here; nothing else on a worker's side reads our or Horovod's variables. docs/operations.md lists them for
-users.
+variables here; nothing else on a worker's side reads our or Horovod's variables. docs/reference/environment.md lists
+them for users.
 """
 
 from __future__ import annotations

@@ -119,7 +119,8 @@ def test_flags_exist() -> None:
 
 def test_each_flag_is_told_of() -> None:
     """In the README or in a page of docs/ that is for users, by one of its names at least."""
-    paths = {*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "design.md"}
+    docs = ROOT / "docs"
+    paths = {*docs.glob("*.md"), *docs.glob("howto/*.md"), *docs.glob("reference/*.md")} - {docs / "design.md"}
     pages = [README, *(path.read_text(encoding="utf-8") for path in paths)]
     told = {name for page in pages for name in re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", page)}
     names: dict[str, set[str]] = {}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from elastic_driver.cli.flags import build_parser
 from elastic_driver.errors import SettingsError
+from elastic_driver.settings import config_file
 from elastic_driver.settings.config_file import read_config_file
 
 pytestmark = [pytest.mark.unit]
@@ -176,3 +178,14 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_config_file(tmp_path / "absent.yaml")
     with pytest.raises(SettingsError, match="Is a directory"):
         read_config_file(tmp_path)
+
+
+def test_the_docs_list_each_key_with_its_flag() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/reference/config-file.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| ([\w ]+) \| (.*) \|$", page, re.MULTILINE)
+    kinds = {int: "integer", float: "number", bool: "true or false", str: "text"}
+    keys = [(section, key, *value) for section, keys in config_file._KEYS.items() for key, value in keys.items()]
+    assert [row[:3] for row in rows] == [(section, key, kinds[kind]) for section, key, _, kind in keys]
+    values = {option: action.dest for action in build_parser()._actions for option in action.option_strings}
+    for (_, _, _, flags), (section, key, name, _) in zip(rows, keys, strict=True):
+        assert {values[flag] for flag in re.findall(r"`(-[\w-]+)`", flags)} == {name}, (section, key)

@@ -1,4 +1,4 @@
-"""The variables that a worker reads, and the list of them in docs/operations.md."""
+"""The variables that a worker reads, and the list of them in docs/reference/environment.md."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from elastic_driver.worker.settings import DEFAULTS, VARIABLES, WorkerSettings, 
 
 pytestmark = [pytest.mark.unit]
 
-DOCS = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
+DOCS = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
 PLANNED = [f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")]
 
 
@@ -157,10 +157,9 @@ def test_the_engine_is_made_of_them() -> None:
 
 
 def documented() -> dict[str, set[str]]:
-    """The defaults that docs/operations.md gives for each variable, in its tables of variables."""
-    section = DOCS.partition("## Environment variables\n")[2].partition("\n## ")[0]
+    """The defaults that docs/reference/environment.md gives for each variable, in its tables."""
     found: dict[str, set[str]] = {}
-    for names, default in re.findall(r"^\| (`[A-Z].*?) \| (.*?) \|", section, re.MULTILINE):
+    for names, default in re.findall(r"^\| (`[A-Z].*?) \| (.*?) \|", DOCS, re.MULTILINE):
         for name in re.findall(r"`(\w+)`", names):
             found.setdefault(name, set()).add(default)
     return found
