@@ -230,7 +230,8 @@ class Dialling:
             self._warned_of_tickets = True
             self._listener.warn(
                 f"host {host}: the rsh agent forwards no standard input, so its agent has a ticket on its command "
-                "line, and every user of the job's machines is trusted (docs/clusters.md, --launcher-bootstrap)"
+                "line, and every user of the job's machines is trusted (--launcher-bootstrap; "
+                "docs/reference/launch-tickets.md)"
             )
 
     def ended(self, host: str) -> None:

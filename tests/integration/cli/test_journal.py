@@ -357,7 +357,7 @@ def test_the_unit_of_the_documentation_is_one(tmp_path: Path) -> None:
     """It was tried under systemd as process 1 of a container. Here systemd reads it."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("there is no systemd here")
-    text = (ROOT / "docs/survive.md").read_text()
+    text = (ROOT / "docs/howto/run-under-systemd.md").read_text()
     lines = text[text.index("    [Service]\n") :].partition("\n\n")[0].splitlines()
     unit = tmp_path / "run7.service"
     unit.write_text("\n".join(lines).replace("    ", "").replace("/opt/train/.venv/bin/elasticrun", sys.executable))
