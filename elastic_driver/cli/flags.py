@@ -430,7 +430,7 @@ def _host_flags(parser: Parser) -> None:
         metavar="CLOUD",
         help="have each host watch for what its cloud (aws, gcp or azure) says of the machine's end, and leave before",
     )
-    group = parser.add_topic("mpi", "started by mpirun (docs/horovod.md)")
+    group = parser.add_topic("mpi", "started by mpirun (docs/howto/run-under-mpi.md)")
     add = group.add_argument
     starters = group.add_mutually_exclusive_group().add_argument
     starters("--mpi", action="store_true", help="have mpirun start the ranks, which then stay as they are")
@@ -507,7 +507,7 @@ def _tuning_flags(parser: Parser) -> None:
     add("--stall-check-warning-time-seconds", type=_integer, metavar="S", help="before the warning")
     add("--stall-check-shutdown-time-seconds", type=_integer, metavar="S", help="before the job fails; 0 never")
     add("--tcp", action="store_true", help="NCCL over TCP, not InfiniBand")
-    text = "tuning of Horovod's own library (no effect on other workers: docs/horovod.md)"
+    text = "tuning of Horovod's own library (no effect on other workers: docs/reference/horovod-flags.md)"
     group = parser.add_topic("horovod", text)
     add = group.add_argument
     add("--cycle-time-ms", type=_number, metavar="MS", help="between two looks for tensors to send")

@@ -1,9 +1,9 @@
 """What workers that run Horovod's own library say, and are answered: the words of its older protocol.
 
 Pure: texts and numbers. Owns the variables that such a worker reads, the paths that it asks for, and the form of the
-answers; docs/horovod.md tells when a worker is of this kind. Facts of Horovod 0.28.1: a worker has one rendezvous
-server, whose paths are ``/scope/key``. It puts and gets the addresses of its Gloo contexts there, asks for its place
-after a reset, and tells where it takes notices.
+answers; docs/howto/use-horovods-library.md says when a worker is of this kind. Facts of Horovod 0.28.1: a worker has
+one rendezvous server, whose paths are ``/scope/key``. It puts and gets the addresses of its Gloo contexts there, asks
+for its place after a reset, and tells where it takes notices.
 """
 
 from __future__ import annotations

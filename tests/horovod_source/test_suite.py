@@ -65,8 +65,8 @@ SUITES = (
         passes=95,
         ranks=2,
         fails=dict.fromkeys(("test_broadcast_state", "test_broadcast_state_options", "test_force_allreduce"), _TORCH),
-        # The last rank's first operation may be done before its second of that name comes (docs/horovod.md). Then the
-        # ranks are in different tests from there on.
+        # The last rank's first operation may be done before its second of that name comes
+        # (docs/reference/horovod-differences.md). Then the ranks are in different tests from there on.
         left_out="duplicate_name_error",
     ),
 )
