@@ -6,13 +6,14 @@ import ast
 import functools
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
+from tests.support.sources import trees
+
 pytestmark = pytest.mark.unit
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 # Blocks of other programs' output (ssh's, a shell's) are marked "console" and are not compared.
 _BLOCK = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -60,8 +61,8 @@ def source() -> str:
 
 
 def _python_texts() -> Iterator[str]:
-    for path in (ROOT / "elastic_driver").rglob("*.py"):
-        for node in _without_docstrings(ast.parse(path.read_text(encoding="utf-8"))):
+    for tree in trees().values():
+        for node in _without_docstrings(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield re.sub(r"%[-+.0-9]*[a-z]", _HOLE, node.value)
             elif isinstance(node, ast.JoinedStr):
