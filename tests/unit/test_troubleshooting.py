@@ -23,7 +23,7 @@ _HOLE = "\0"
 # A piece between two placeholders may be as short as " of ". One of each line has to say what it is about.
 _TELLING = 12
 # A line may consist of several texts: "job failed: ", the reason, "; ", what to do.
-_MOST_JOINS = 4
+_MOST_JOINS = 3
 _FEWEST_SYMPTOMS = 30
 
 
