@@ -29,7 +29,7 @@ def report() -> str:
         lines.append(
             _line(True, "native Gloo extension (shared memory and TCP; not Gloo's own transports, as ibverbs)", "")
         )
-    lines.append(_line(not wrong["torch"], "PyTorch's Gloo (takes its place for PyTorch users)", wrong["torch"]))
+    lines.append(_line(not wrong["torch"], "PyTorch's Gloo (used instead, by PyTorch users)", wrong["torch"]))
     return "\n".join([*lines, *_as_horovod_prints_it(has_torch=not wrong["torch"])])
 
 
@@ -51,10 +51,10 @@ def _private_parts() -> list[str]:
     from elastic_driver.torch_private.features import tried_with
     from elastic_driver.torch_private.lost import lost
 
-    lines = ["", f"Features that need private parts of PyTorch ({torch.__version__}; tried with {tried_with()}):"]
+    lines = ["", f"Features that depend on private APIs of PyTorch ({torch.__version__}; tested with {tried_with()}):"]
     with warnings.catch_warnings(action="ignore"):  # of what torch imports for itself
         gone = lost()
-    return lines + ([_line(False, each, "") for each in gone] or [_line(True, "all of them", "")])
+    return lines + ([_line(False, each, "") for each in gone] or [_line(True, "all available", "")])
 
 
 def _as_horovod_prints_it(*, has_torch: bool) -> list[str]:

@@ -57,8 +57,8 @@ def parser_of_completion() -> Parser:
     """Its flags."""
     parser = Parser(
         prog="elasticrun completion",
-        description="Prints a script that has a shell complete elasticrun's subcommands, flags and their values, files "
-        "and running jobs. See docs/howto/shell-completion.md for where to put it.",
+        description="Prints a shell completion script for elasticrun's subcommands, flags, flag values, files and "
+        "running jobs. See docs/howto/shell-completion.md for where to install it.",
     )
     parser.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=f"one of {', '.join(_SHELLS)}")
     return parser
@@ -95,7 +95,7 @@ def completion(words: Sequence[str]) -> int:
     try:
         import shtab
     except ImportError:
-        raise SettingsError("cannot make a script for completion without shtab: pip install shtab") from None
+        raise SettingsError("cannot generate a completion script without shtab: pip install shtab") from None
     parser = build_parser()
     # The command's own words are completed as files, by the shell itself.
     command = next(action for action in parser._actions if action.dest == "command")

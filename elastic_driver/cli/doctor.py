@@ -30,24 +30,24 @@ def parser_of_doctor() -> Parser:
         if action.dest not in ("help", "command", *_HOSTS):
             action.help = argparse.SUPPRESS
         elif action.dest == "command":
-            action.help = "of a job, as it stands in its command line; only its Python is used"
+            action.help = "the job's command, as given to elasticrun; only its Python interpreter is used"
     for group in parser._action_groups:
         if all(action.help == argparse.SUPPRESS for action in group._group_actions):
             group.description = None
     parser.prog = "elasticrun doctor"
     parser.usage = "elasticrun doctor [-H HOST,...] [flags of elasticrun] [--json] [--timeout S] [command ...]"
     parser.description = """\
-Looks at the hosts of a job before it runs there: starts one worker on each as the job would, and
-shows what would stop or slow it: versions, GPUs, clocks, limits, discs, memory, the network between
-all hosts, an allreduce. Changes nothing on them. Takes the flags of elasticrun, so that a job's
-whole command line may follow. docs/debugging.md says what is looked at."""
+Checks the hosts of a job before it runs: starts one worker on each host, as the job would, and
+reports what would stop or slow the job: versions, GPUs, clocks, limits, disks, memory, the network
+between all hosts, an allreduce. Changes nothing on them. Accepts the flags of elasticrun, so the
+job's whole command line can follow. docs/debugging.md lists the checks."""
     parser.epilog = (
-        "Exit codes: 0 nothing would stop a job, 1 something would, 2 bad usage, 70 internal error, or\n"
-        "standard output could not be written, 130 interrupted."
+        "Exit codes: 0 nothing would stop a job, 1 something would, 2 bad usage, 70 internal error or\nstandard "
+        "output not writable, 130 interrupted."
     )
     add = parser.add_argument
-    add("--json", action="store_true", default=False, help="print all that was found out as JSON")
-    text = f"how long hosts may take to come and to answer (default {_TIMEOUT_S:g})"
+    add("--json", action="store_true", default=False, help="print all findings as JSON")
+    text = f"how long to wait for hosts to start and answer (default {_TIMEOUT_S:g})"
     add("--timeout", metavar="S", type=read_by(number), default=_TIMEOUT_S, help=text)
     return parser
 
@@ -71,11 +71,11 @@ def doctor(words: Sequence[str]) -> int:
     from elastic_driver.doctor.findings import findings_of, stops
 
     if sys.stderr.isatty():
-        print("elasticrun doctor: looking, which takes a few seconds ...", file=sys.stderr, flush=True)
+        print("elasticrun doctor: checking the hosts; this takes a few seconds ...", file=sys.stderr, flush=True)
     try:
         found = check_up(settings, timeout_s)
     except KeyboardInterrupt:
-        print("elasticrun doctor: interrupted; nothing of it runs any more", file=sys.stderr)
+        print("elasticrun doctor: interrupted; all its processes have ended", file=sys.stderr)
         return 130
     findings = findings_of(found.hosts, found.facts, found.seen, limit_s=timeout_s)
     if as_json:
@@ -84,6 +84,6 @@ def doctor(words: Sequence[str]) -> int:
         print(text_of(found, findings))
     if found.said:
         said = without_home(found.said)
-        print(f"elasticrun doctor: internal error: report it with these lines\n{said}", file=sys.stderr)
+        print(f"elasticrun doctor: internal error; please report the lines below\n{said}", file=sys.stderr)
         return ExitCode.INTERNAL_ERROR
     return _STOPS if stops(findings) else 0

@@ -50,7 +50,7 @@ def _heading(found: Checkup, findings: Sequence[Finding]) -> Iterator[str]:
     count = len(found.hosts)
     hosts = counted(count, "host")
     if not findings:
-        yield f"elasticrun doctor {__version__}: {hosts}, nothing to complain of"
+        yield f"elasticrun doctor {__version__}: {hosts}, no problems found"
     else:
         verdict = f"{stops} would stop a job" if stops else "none would stop a job"
         problems = counted(len(findings), "problem")
@@ -88,7 +88,7 @@ def _tables(found: Checkup, width: int) -> Iterator[str]:
         yield ""
         yield table(heads, rows, right=heads[1:], width=width)
         if len(links) > _LINKS:
-            yield f"and {len(links) - _LINKS} more links (--json has all)"
+            yield f"and {len(links) - _LINKS} more links (--json lists all)"
     met = [each.meeting for each in facts.values() if each.meeting is not None]
     if met:
         size = max(each.size for each in met)

@@ -18,13 +18,14 @@ def parser_of_drain() -> Parser:
     """Its flags."""
     parser = Parser(
         prog="elasticrun drain",
-        description="Has the workers of a host leave a running job at their next commit: they exit with code 0, no "
-        "step is lost, the host is not blamed. It gets no workers until it has left the list of hosts and come back.",
+        description="Drains a host: its workers leave the job at their next commit and exit with code 0. No step "
+        "is lost, and no failure is counted against the host. The host gets no new workers until it "
+        "has left the list of hosts and is listed again.",
     )
-    parser.add_argument("host", metavar="HOST", help="as the job's discovery script names it")
-    parser.add_argument("--job", metavar="ID", help="which job, where several run (the beginning of its id will do)")
-    parser.add_argument("--undo", action="store_true", help="let the host have workers again")
-    text = "its machine goes away in S seconds: what has not left a second before is killed"
+    parser.add_argument("host", metavar="HOST", help="the host's name, as the job's discovery script prints it")
+    parser.add_argument("--job", metavar="ID", help="job id or its first characters; needed if several jobs run")
+    parser.add_argument("--undo", action="store_true", help="undo a drain: allow workers on the host again")
+    text = "the machine shuts down in S seconds: workers that have not left one second before are killed"
     parser.add_argument("--within", metavar="S", type=read_by(number), help=text)
     add_driver_flags(parser)
     return parser

@@ -30,10 +30,11 @@ def parser_of_end() -> Parser:
     """Its flags."""
     parser = Parser(
         prog="elasticrun end",
-        description="Ends a running job, as SIGTERM to its elasticrun does: its workers get SIGTERM, and SIGKILL after "
-        "its --grace-time; its exit code is 143. Asks first, on a terminal. Waits only for one whose driver has died.",
+        description="Ends a running job, as SIGTERM to its elasticrun does: its workers get SIGTERM, then SIGKILL "
+        "after --grace-time, and the job exits with code 143. Asks for confirmation on a terminal. "
+        "Returns at once, except for a job whose driver has died.",
     )
-    parser.add_argument("job", metavar="JOB", nargs="?", help="the beginning of its id will do: see elasticrun jobs")
+    parser.add_argument("job", metavar="JOB", nargs="?", help="job id or its first characters: see elasticrun jobs")
     parser.add_argument("-y", "--yes", action="store_true", help="ask nothing")
     add_driver_flags(parser)
     return parser
@@ -47,7 +48,7 @@ def end(words: Sequence[str]) -> int:
     """
     arguments = parser_of_end().parse_args(words)
     if arguments.job is None and arguments.driver is None:
-        raise SettingsError("which job is to end? Give its id, or the beginning of it: see elasticrun jobs")
+        raise SettingsError("no job given: name one by its id or its first characters (see elasticrun jobs)")
     if arguments.driver is None:
         code = _end_without_driver(arguments)
         if code is not None:
@@ -120,7 +121,7 @@ def _is_meant(arguments: argparse.Namespace, name: str, command: Sequence[str]) 
     print(one_line(f"end {what}? [y/N]"), end=" ", file=sys.stderr, flush=True)
     arguments.yes = sys.stdin.readline().strip().lower() in ("y", "yes")
     if not arguments.yes:
-        print("it goes on", file=sys.stderr)
+        print("the job keeps running", file=sys.stderr)
     return bool(arguments.yes)
 
 
@@ -129,7 +130,7 @@ def _told_parent(job_id: str) -> str:
     for file in left_jobs():
         if file.job_id == job_id and send(file.parent, signal.SIGTERM):
             whose = f"its elasticrun (process {pid_in(file.parent)})"
-            _say(job_id, f"its driver has died, and {whose} starts another that ends it")
+            _say(job_id, f"its driver has died, and {whose} starts another driver, which ends the job")
             return file.parent
     return ""
 

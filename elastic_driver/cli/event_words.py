@@ -61,7 +61,7 @@ def _words(event: Event) -> str:
         case DiscoveryFailed(message=message):
             return f"host discovery failed: {message}"
         case HostsUnusable(reasons):
-            return f"no host can be used: {reasons}"
+            return f"no usable host: {reasons}"
         case WorkerStarted(worker):
             return f"worker {worker} has started"
         case WorkerReady(worker, after, cause=cause, detail=detail):
@@ -70,15 +70,15 @@ def _words(event: Event) -> str:
         case WorkerRunning(worker, number, commits, synced=synced):
             return f"worker {worker} {'trains' if synced else 'runs'} in round {number}, from commit {commits}"
         case WorkerDying(worker, how=how, error=error):
-            return f"worker {worker} is about to end: {how}{_in_brackets(error)}"
+            return f"worker {worker} is about to exit: {how}{_in_brackets(error)}"
         case WorkerExited(worker, how=how, error=error):
             return f"worker {worker} {how}{_in_brackets(error)}"
         case WorkerExiting(worker):
-            return f"the script of worker {worker} is over"
+            return f"worker {worker} has finished its script"
         case WorkerHung(worker, reason):
             return f"worker {worker} hangs: {reason}"
         case WorkerSpared(worker):
-            return f"the script of worker {worker} had ended, so the command around it was not killed"
+            return f"worker {worker} had finished its script, so the command that wraps it was not killed"
         case WorkerServing(worker, address):
             return f"worker {worker} serves at {address}"
         case WorkerReleased(worker):
@@ -89,9 +89,9 @@ def _words(event: Event) -> str:
             with_it = f", and {names(workers)} with it" if workers else ""
             return f"host {hostname} is lost{with_it}{why and f': {why}'}"
         case HostSilent(hostname, silent_s, sure):
-            return f"host {hostname} was not heard for {silent_s:.1f} s{'' if sure else ', nor others'}"
+            return f"host {hostname} did not respond for {silent_s:.1f} s{'' if sure else ', nor did others'}"
         case HostHeard(hostname):
-            return f"host {hostname} is heard again"
+            return f"host {hostname} responds again"
         case WorkersReported(reports):
             return _several([_words(report) for report in reports])
         case HostsReported(silent_or_heard):
@@ -100,14 +100,14 @@ def _words(event: Event) -> str:
             return f"worker {worker} could not be started: {message}"
         case DrainRequested(hostname, slot, why, undo, within_s):
             what = f"host {hostname}" if slot is None else f"slot {slot} of host {hostname}"
-            left = "" if within_s is None else f", which has {within_s:.0f} s left"
+            left = "" if within_s is None else f", {within_s:.0f} s left"
             return f"{what} may be used again: {why}" if undo else f"{what} is to be drained{left}: {why}"
         case StopRequested(name=name):
-            return f"the job is to end: {name}"
+            return f"the job has been asked to end: {name}"
         case DriverFailed():
             return event.message
         case TimerExpired():
-            return "a time limit or a pause is over"
+            return "a time limit or a pause has expired"
 
 
 def _hosts(event: HostsDiscovered) -> str:
@@ -120,7 +120,7 @@ def _hosts(event: HostsDiscovered) -> str:
 
 def _going(departure: Departure) -> str:
     left = "" if departure.within_s is None else f" in {departure.within_s:.0f} s"
-    return f"{departure.hostname} goes away{left}: {departure.why}"
+    return f"{departure.hostname} is going away{left}: {departure.why}"
 
 
 def _listed(items: Sequence[str]) -> str:

@@ -62,10 +62,10 @@ def short_help(parser: Parser) -> str:
     formatter = _OneSpelling(parser.prog)
     formatter.add_usage(parser.usage, [], [])
     formatter.add_text(parser.description)
-    formatter.start_section("flags that most jobs need")
+    formatter.start_section("common flags")
     formatter.add_arguments([actions[name] for name in _MOST_USED])
     formatter.end_section()
-    formatter.add_text(f"more flags (elasticrun help TOPIC; all of them: elasticrun --help-all):\n{topics}")
+    formatter.add_text(f"more flags (elasticrun help TOPIC; all flags: elasticrun --help-all):\n{topics}")
     formatter.add_text(parser.epilog)
     return formatter.format_help()
 
@@ -74,7 +74,7 @@ def help_on(parser: Parser, topic: str) -> str:
     """The flags of a topic. Raises SettingsError where there is none of that name."""
     group = parser.topics.get(topic)
     if group is None:
-        raise SettingsError(f"there is no help on {topic}: it is no subcommand, and none of {', '.join(parser.topics)}")
+        raise SettingsError(f"no help on {topic}: it is not a subcommand and not one of {', '.join(parser.topics)}")
     formatter = argparse.HelpFormatter(parser.prog)
     formatter.start_section(group.title)
     formatter.add_text(group.description)

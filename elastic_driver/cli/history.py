@@ -19,12 +19,12 @@ def parser_of_history() -> Parser:
     """Its flags."""
     parser = Parser(
         prog="elasticrun history",
-        description="Lists your last jobs, those that have ended, too, the newest first. elasticrun page JOB and "
-        "elasticrun report JOB show one of them. The last 50 are kept, with 100 MB at most, unless they were started "
-        "with --no-history.",
+        description="Lists your recent jobs, newest first, including those that have ended. elasticrun page JOB and "
+        "elasticrun report JOB show one of them. The last 50 jobs are kept, in at most 100 MB, except those "
+        "started with --no-history.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--ids", action="store_true", help="print the ids only, one a line")
+    parser.add_argument("--ids", action="store_true", help="print only the ids, one per line")
     return parser
 
 
@@ -42,7 +42,7 @@ def history(words: Sequence[str]) -> int:
     elif arguments.json:
         print(json.dumps([_document(job) for job in jobs]))
     elif not jobs:
-        print("no job of yours is kept yet")
+        print("the history holds no job of yours yet")
     else:
         heads = ("JOB", "ENDED", "HOW", "DURATION", "WORKERS", "FOLDER", "COMMAND")
         rows = [_row(job, now) for job in jobs]

@@ -37,31 +37,37 @@ def parser_of_jobs() -> Parser:
     """Its flags."""
     parser = Parser(
         prog="elasticrun jobs",
-        description="Lists your jobs whose driver runs on this machine, and what they do; or writes a file with which "
-        "one of them is reached from elsewhere. Such a file is as good as a password. It is new, and only you can read "
-        "it.",
+        description="Lists your jobs whose driver runs on this machine, and their state; or writes a credentials "
+        "file for access to one of them from other machines. Protect that file like a password. It "
+        "must not exist yet; only you can read it.",
     )
-    parser.add_argument("job", metavar="JOB", nargs="?", help="for --write-...: which job, where several run")
+    parser.add_argument("job", metavar="JOB", nargs="?", help="for --write-...: job id; needed if several jobs run")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--ids", action="store_true", help="print the ids only, one a line")
+    parser.add_argument("--ids", action="store_true", help="print only the ids, one per line")
     files = parser.add_mutually_exclusive_group()
     files.add_argument(
-        "--write-token", metavar="FILE", type=Path, help="for status, drain and end with --driver URL --token-file FILE"
+        "--write-token",
+        metavar="FILE",
+        type=Path,
+        help="write the key for status, drain and end with --driver URL --token-file FILE",
     )
     files.add_argument(
-        "--write-join-token", metavar="FILE", type=Path, help="for elasticrun join with --join-token-file FILE"
+        "--write-join-token",
+        metavar="FILE",
+        type=Path,
+        help="write the token for elasticrun join with --join-token-file FILE",
     )
     files.add_argument(
         "--write-reader-token",
         metavar="FILE",
         type=Path,
-        help="for Prometheus: what reads /metrics and the status, and can change nothing",
+        help="write a read-only token, for Prometheus: it permits /metrics and the status",
     )
     parser.add_argument(
         "--token-file",
         metavar="FILE",
         type=Path,
-        help="for --write-reader-token: of all jobs with this --operator-token-file, whether they run or not",
+        help="for --write-reader-token: a token for all jobs with this --operator-token-file, running or not",
     )
     return parser
 
@@ -75,7 +81,7 @@ def jobs(words: Sequence[str]) -> int:
     arguments = parser_of_jobs().parse_args(words)
     if arguments.token_file is not None:
         if arguments.write_reader_token is None or arguments.job is not None:
-            raise SettingsError("--token-file goes with --write-reader-token, and without a job")
+            raise SettingsError("--token-file needs --write-reader-token and excludes JOB")
         _write(arguments.write_reader_token, reader_key(read_operator_key(arguments.token_file)).hex())
         return 0
     running = running_jobs()
@@ -124,7 +130,7 @@ def jobs(words: Sequence[str]) -> int:
             shown.append({**named, "no_driver_s": round(found.away_s, 3), "journal": journal})
         print(json.dumps([*shown, *(job.document() for job in alone)]))
     elif not running and not left and not alone:
-        print("no job of yours runs on this machine; elasticrun history lists those that have ended")
+        print("no job of yours runs on this machine; elasticrun history lists jobs that have ended")
     else:
         rows = [_row(job, answer) for job, answer in zip(running, _asked(running), strict=True)]
         rows += [(found.job.job_id, _none(found), "-", "-", "-", "-", shlex.join(found.job.command)) for found in left]
@@ -148,7 +154,7 @@ def _asked(running: Sequence[JobFile]) -> list[dict[str, Any] | None]:
 
 
 def _row(job: JobFile, answer: dict[str, Any] | None) -> tuple[str, ...]:
-    facts = ("does not answer", "-", "-") if answer is None else _facts(answer)
+    facts = ("does not respond", "-", "-") if answer is None else _facts(answer)
     return (job.job_id, *facts, str(job.pid), without_home(job.folder) or "-", shlex.join(job.command))
 
 
@@ -168,9 +174,9 @@ def _tell_of_those_out_of_reach(running: Sequence[JobFile]) -> None:
     for job in running:
         if not os.path.exists(job.socket):
             text = (
-                f"job {job.job_id} cannot be asked from here: there is no {job.socket}; its driver has another "
-                f"{Path(job.socket).parent.parent} than this process (a container, a service with a private /tmp), or "
-                "somebody has removed it"
+                f"cannot reach job {job.job_id} from here: {job.socket} does not exist; either its driver uses "
+                f"another {Path(job.socket).parent.parent} than this process (a container, a service with a private "
+                "/tmp), or the socket was removed"
             )
             print(one_line(text), file=sys.stderr)
 
@@ -179,7 +185,7 @@ def _write_token(job: JobFile, role: Role, path: Path) -> str:
     """Writes a token of a job to a new file. Returns the URL at which its driver takes it."""
     reply = ask(target_of_job(job), lambda client: client.token(role))
     if not reply.token:
-        raise SettingsError(f"job {job.job_id} lets no hosts join: it was started without --accept-agents")
+        raise SettingsError(f"job {job.job_id} accepts no joining hosts: it was started without --accept-agents")
     _write(path, reply.token)
     if reply.only_here:
         print("the driver listens on loopback only, because the job uses no other machine", file=sys.stderr)

@@ -28,36 +28,45 @@ def parser_of_join() -> Parser:
     """Its flags."""
     parser = Parser(
         prog="elasticrun join",
-        description="Has this machine join a running job that was started with --accept-agents, as if its host "
-        "discovery had found it. SIGTERM, or elasticrun leave, has it leave as if it was drained; it is lost when this "
-        f"process is killed. The secret is in a file, on standard input, or in the variable {ENV_JOIN_TOKEN}.",
+        description="Joins this machine to a running job that was started with --accept-agents, as if host "
+        "discovery had found it. SIGTERM or elasticrun leave drains it; if this process is killed, the "
+        "host is lost. The secret comes from a file, from standard input, or from the variable "
+        f"{ENV_JOIN_TOKEN}.",
     )
     add = parser.add_argument
-    text = "of the job's driver, as it prints it at its start; several are tried in order"
+    text = "URL of the job's driver, as printed at its start; several are tried in order"
     add("--driver", metavar="URL", action="append", required=True, help=text)
-    add("--slots", metavar="N", type=read_by(integer), required=True, help="workers that this machine has room for")
-    add("--host", metavar="NAME", default="", help="its name in the job (default: the machine's)")
-    text = "key=value or a word, as rack=r1 or spot; may be repeated"
+    add(
+        "--slots", metavar="N", type=read_by(integer), required=True, help="number of workers that this machine can run"
+    )
+    add("--host", metavar="NAME", default="", help="name of this host in the job (default: the machine's hostname)")
+    text = "label of this host, key=value or a word, e.g. rack=r1 or spot; may be repeated"
     add("--label", metavar="LABEL", action="append", default=[], help=text)
-    add("--join-token-file", metavar="FILE", help=f"with the secret; {_STDIN} for standard input")
+    add("--join-token-file", metavar="FILE", help=f"file with the secret; {_STDIN} for standard input")
     add(
         "--agent-timeout",
         metavar="S",
         type=read_by(number),
         default=15.0,
-        help="seconds without an acknowledgement of the driver's machine until joining is given up (default "
-        "%(default)g); once it has joined, the job's own --agent-timeout holds",
+        help="seconds without an acknowledgement from the driver before giving up on joining (default %(default)g); "
+        "once joined, the job's own --agent-timeout applies",
     )
-    text = "watch for what this machine's cloud says of its end, whatever the job does: " + ", ".join(Cloud)
+    text = (
+        "watch this machine's cloud for preemption and maintenance notices, whatever the job is set to: "
+        + ", ".join(Cloud)
+    )
     add("--spot-notices", metavar="CLOUD", choices=tuple(Cloud), default="", help=text)
     add(
         "--grace",
         metavar="S",
         type=read_by(number),
-        help="this machine, or pod, is gone S seconds after a SIGTERM: what has not left a second before is killed "
-        f"(default: ${ENV_GRACE}, or as long as the job's --drain-timeout)",
+        help="this machine or pod shuts down S seconds after SIGTERM: workers that have not left one second before "
+        f"are killed (default: ${ENV_GRACE}, or the job's --drain-timeout)",
     )
-    text = "exit code when this machine has left and the job goes on (default %(default)s); 0 may count as done"
+    text = (
+        "exit code when this machine has left while the job continues (default %(default)s); a scheduler may take "
+        "0 as completion"
+    )
     add("--leave-code", metavar="N", type=read_by(integer), default=0, help=text)
     return parser
 
@@ -122,14 +131,14 @@ def _drivers(texts: Sequence[str]) -> tuple[tuple[str, ...], str]:
     except RendezvousError as error:
         raise SettingsError(f"argument --driver: {error}") from error
     if len({driver.fingerprint for driver in drivers}) > 1:
-        raise SettingsError("the addresses given by --driver are not of one driver: their fingerprints differ")
+        raise SettingsError("the --driver addresses belong to different drivers: their fingerprints differ")
     return tuple(driver.url for driver in drivers), drivers[0].fingerprint
 
 
 def _host_name(text: str, slots: int) -> str:
     host = parse_host(text, default_slots=slots)
     if host.slots != slots:
-        raise SettingsError(f"--host {text!r} has other slots than --slots {slots}: leave them away")
+        raise SettingsError(f"--host {text!r} conflicts with --slots {slots}: drop the slots from --host")
     return host.name
 
 
@@ -144,7 +153,7 @@ def _token(file: str | None, in_environment: str) -> tuple[str, str]:
         return read_token(Path(file), JOIN), f"the file {file} (--join-token-file)"
     if not in_environment:
         raise SettingsError(
-            f"the job's secret is missing: give --join-token-file FILE ({_STDIN} for standard input), or set the "
+            f"the job's secret is missing: give --join-token-file FILE ({_STDIN} for standard input) or set the "
             f"variable {ENV_JOIN_TOKEN}"
         )
     source = f"the variable {ENV_JOIN_TOKEN}"

@@ -24,7 +24,7 @@ def all_kept() -> list[KeptJob]:
         return kept_jobs(folder)
     except NoHistoryError as error:
         raise SettingsError(
-            f"there is no history of jobs: {in_words(error)}; XDG_STATE_HOME may name a folder for it"
+            f"cannot find the history of jobs: {in_words(error)}; set XDG_STATE_HOME to a folder for it"
         ) from error
     except OSError as error:
         raise SettingsError(f"cannot read the history of jobs in {folder}: {in_words(error)}") from error
@@ -41,7 +41,7 @@ def choose_kept(job_id: str) -> KeptJob | None:
         return found[0] if found else None
     matching = [job for job in found if job.job_id.startswith(job_id)]
     if len(matching) > 1:
-        raise SettingsError(f"several jobs begin with {job_id}: {', '.join(job.job_id for job in matching)}")
+        raise SettingsError(f"several job ids begin with {job_id}: {', '.join(job.job_id for job in matching)}")
     return matching[0] if matching else None
 
 
@@ -76,14 +76,14 @@ def ending_of(job: KeptJob) -> str:
     """When and how a job ended, in a sentence."""
     ago = f"{length(time.time() - (job.ended or 0.0))} ago"
     if job.facts.exit_code is None:
-        return f"job {job.job_id} has no driver any more, which was killed {ago}"
+        return f"the driver of job {job.job_id} was killed {ago}"
     return f"job {job.job_id} ended {ago} with exit code {job.facts.exit_code}: {job.facts.message}"
 
 
 def ways_back(job: KeptJob) -> str:
     """What to say to whoever takes it for one that runs."""
     short = job.job_id[:SHORT_ID]
-    return f"{ending_of(job)}; elasticrun page {short} and elasticrun report {short} show it"
+    return f"{ending_of(job)}; see elasticrun page {short} or elasticrun report {short}"
 
 
 def listed(jobs: Sequence[KeptJob]) -> str:

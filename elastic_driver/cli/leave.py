@@ -19,15 +19,20 @@ def parser_of_leave() -> Parser:
     """Its flags."""
     parser = Parser(
         prog="elasticrun leave",
-        description="Has this machine leave the job that it works for: its workers leave at their next commit, as if "
-        "it was drained. Waits until they have, so it will do as a pod's preStop. Exit codes: 0 it has left, 1 not in "
-        "time, 2 no agent of yours runs on this machine.",
+        description="Removes this machine from its job: its workers leave at their next commit, as in a drain. "
+        "Waits until they have left, so it suits a pod's preStop hook. Exit codes: 0 this machine has "
+        "left, 1 it has not left in time, 2 no agent of yours runs on this machine.",
     )
-    parser.add_argument("--host", metavar="NAME", help="this machine's name in the job, where it has several")
-    parser.add_argument("--job", metavar="ID", help="which job, where it works for several; its beginning will do")
+    parser.add_argument("--host", metavar="NAME", help="this machine's name in the job, if it has several")
+    parser.add_argument(
+        "--job", metavar="ID", help="job id or its first characters, if this machine works for several jobs"
+    )
     text = "seconds to wait (default %(default)g)"
     parser.add_argument("--timeout", metavar="S", type=read_by(number), default=_PATIENCE_S, help=text)
-    text = "this machine goes away in S seconds: what has not left a second before is killed, and the others go on then"
+    text = (
+        "this machine shuts down in S seconds: workers that have not left one second before are killed, and the "
+        "others continue"
+    )
     parser.add_argument("--within", metavar="S", type=read_by(number), help=text)
     return parser
 

@@ -178,7 +178,7 @@ def _leave_job(place: _Place | None) -> None:
         ended = "" if folder is None else end_here(folder)
     except Exception as error:  # whatever has kept it from the job may keep it from this
         why = f" ({one_line(in_words(error))})"
-    left = f"the job is not ended: its workers wait until --driver-timeout is over{why}"
+    left = f"the job was not ended: its workers wait for another driver until --driver-timeout expires{why}"
     print(f"elasticrun: warning: {ended or left}", file=sys.stderr)
 
 
@@ -202,7 +202,9 @@ def _refuse_slips(words: Sequence[str]) -> None:
         SettingsError: there is nothing at all, or what looks like a subcommand that is written otherwise.
     """
     if not words:
-        raise SettingsError("no command to run, as in: elasticrun -np 2 python train.py (elasticrun --help tells more)")
+        raise SettingsError(
+            "no command to run: expected, for example, elasticrun -np 2 python train.py (see elasticrun --help)"
+        )
     word = words[0]
     if word.isalpha() and shutil.which(word) is None:
         from elastic_driver.cli.completion import SUBCOMMANDS
@@ -224,7 +226,7 @@ def _options_of(environ: MutableMapping[str, str]) -> list[str]:
     except ValueError as error:
         raise SettingsError(f"cannot read {ENV_OPTIONS}: {error}") from None
     if words and not words[0].startswith("-"):
-        raise SettingsError(f"cannot read {ENV_OPTIONS}: it begins with {words[0][:40]!r}, which is no flag")
+        raise SettingsError(f"cannot read {ENV_OPTIONS}: it begins with {words[0][:40]!r}, which is not a flag")
     return words
 
 

@@ -34,17 +34,18 @@ def parser_of_page() -> Parser:
     """Its flags."""
     parser = Parser(
         prog="elasticrun page",
-        description="Prints a link to a running job's page. It is good for one login, within ten minutes; whoever has "
-        "it may look. From another machine: ssh -L PORT:127.0.0.1:PORT to the driver's, then the same link. Of a job "
-        "that has ended it writes the page as it was last into a file that needs no other, and prints a link to that.",
+        description="Prints a link to a running job's web page. The link is valid for one login within ten "
+        "minutes, and gives read access to anyone who has it. From another machine, run ssh -L "
+        "PORT:127.0.0.1:PORT to the driver's machine, then open the same link. For a job that has "
+        "ended, writes the final page to a self-contained file and prints a link to it.",
     )
-    text = "the beginning of its id will do: see elasticrun jobs, and elasticrun history for those that have ended"
+    text = "job id or its first characters: see elasticrun jobs, or elasticrun history for jobs that have ended"
     parser.add_argument("job", metavar="JOB", nargs="?", help=text)
-    text = "of a job that has ended: write the page there, in place of the history's folder"
+    text = "for a job that has ended: write the page to this file instead of the history's folder"
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help=text)
-    text = "whoever logs in by it may also drain hosts, ask for stacks and end the job, for eight hours"
+    text = "the link also permits draining hosts, requesting stacks and ending the job, for eight hours"
     parser.add_argument("--operator", action="store_true", help=text)
-    parser.add_argument("--open", action="store_true", help="open it in a browser on this machine")
+    parser.add_argument("--open", action="store_true", help="open the link in a browser on this machine")
     add_driver_flags(parser)
     return parser
 
@@ -111,14 +112,15 @@ def _page_of(job: KeptJob) -> str:
     """The document. Raises SettingsError where nothing is kept of the job's page."""
     from elastic_driver.report.page.recorded import recorded_page  # late: the document is large
 
-    report = f"elasticrun report {job.job_id[:SHORT_ID]} tells what happened"
+    report = f"elasticrun report {job.job_id[:SHORT_ID]} shows what happened"
     try:
         with os.fdopen(open_inside(job.folder / PAGE, os.O_RDONLY), "rb") as file:
             document = json.load(file)
         return recorded_page(document)
     except FileNotFoundError:
         raise SettingsError(
-            f"there is no page of job {job.job_id}: it had none (--no-page), or its driver was killed at once; {report}"
+            f"no page was kept for job {job.job_id}: it was started with --no-page, or its driver was killed early; "
+            f"{report}"
         ) from None
     except OSError as error:
         raise SettingsError(f"cannot read the page of job {job.job_id}: {in_words(error)}; {report}") from error
@@ -137,12 +139,12 @@ def _open(url: str, target: Target) -> int:
     try:
         file = put_page(_ELSEWHERE if target.job is None else target.job.job_id, _LEADS.format(url=html.escape(url)))
     except OSError as error:
-        raise SettingsError(f"cannot write the file that leads the browser there: {in_words(error)}") from error
+        raise SettingsError(f"cannot write the file that opens the link in the browser: {in_words(error)}") from error
     return _browse(file)
 
 
 def _browse(file: Path) -> int:
     if not webbrowser.open(file.as_uri()):
-        print("there is no browser here that could be opened")
+        print("no browser found on this machine")
         return 1
     return 0

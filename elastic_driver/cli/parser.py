@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
 
 def add_key_flag(parser: argparse.ArgumentParser) -> None:
     """The flag of subcommands that goes with a journal in etcd."""
-    parser.add_argument(KEY_FLAG, metavar="FILE", help="the key of a journal in etcd, as its job was given it")
+    parser.add_argument(KEY_FLAG, metavar="FILE", help="file with the key of a journal in etcd, as given to the job")
 
 
 def read_by(read: Callable[[str], Any]) -> Callable[[str], Any]:

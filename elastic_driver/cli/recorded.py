@@ -42,7 +42,7 @@ def look_into(place: JournalPlace) -> Recorded | Closed:
 
         found = etcd_journal.read_etcd(*etcd_journal.in_etcd(place))
         if found is None:
-            raise SettingsError(f"there is no journal at {place.url}")
+            raise SettingsError(f"no journal at {place.url}")
         return found
     folder = place.folder
     try:
@@ -52,7 +52,7 @@ def look_into(place: JournalPlace) -> Recorded | Closed:
         raise JournalError(f"cannot use the folder {folder} (--journal): {in_words(error)}") from error
     found = read_job(folder)
     if found is None:
-        raise SettingsError(f"there is no journal in {folder}")
+        raise SettingsError(f"no journal in {folder}")
     return found
 
 
@@ -72,7 +72,7 @@ def left_behind(job_id: str, tell: Callable[[str], object]) -> Left:
             found = read_job(Path(file.journal))
         except SettingsError as error:
             if file.job_id.startswith(job_id):
-                tell(f"job {file.job_id} has no driver, and nobody can take it over: {error}")
+                tell(f"job {file.job_id} has no driver, and no other can take it over: {error}")
             continue
         if not isinstance(found, Recorded) or found.job.job_id != file.job_id:
             forget(file)  # it has ended, somebody has removed its journal, or another has its folder
@@ -123,13 +123,13 @@ def words(recorded: Recorded) -> str:
     took = recorded.took
     driver = f"process {pid_in(took.process)} on {took.machine}"
     whose = (
-        f"{driver} drives it, and cannot be asked from here"
+        f"it is driven by {driver}, which cannot be reached from here"
         if has_driver(recorded)
         else f"no driver {for_how_long(recorded)}: {driver} has died"
     )
     last = datetime.datetime.fromtimestamp(took.unix_s + recorded.clock - took.clock).astimezone()
-    head = f"{whose}; this is the job as of {last.isoformat(' ', 'seconds')}, when something happened to it last"
+    head = f"{whose}; this is the job as of its last event, {last.isoformat(' ', 'seconds')}"
     began = recorded.state.began
     lines = [f"{at - began:10.3f} {event_words.in_words(event)}" for at, event in recorded.events[-_SHOWN:]]
-    heading = [f"the last {len(lines)} of {len(recorded.events)} events that are kept:"] if lines else []
+    heading = [f"the last {len(lines)} of {len(recorded.events)} recorded events:"] if lines else []
     return "\n".join([head, *heading, *lines])

@@ -23,16 +23,21 @@ def parser_of_rendezvous() -> Parser:
     """Its flags."""
     parser = Parser(
         prog="elasticrun rendezvous",
-        description="Serves the rendezvous of any number of jobs that run with torchrun --rdzv-backend=elastic "
-        "--rdzv-endpoint=HOST:PORT --rdzv-id=JOB, and torch Stores (elastic_driver.torch.HTTPStore). One process, "
-        "outside the jobs' nodes; it keeps nothing on disc. Beyond this machine it asks for a token, in a file that it "
-        f"makes where there is none; agents read the same from the variable {ENV_TOKEN_FILE}, or --rdzv-conf "
-        "token_file=FILE. See docs/torchrun_rendezvous.md.",
+        description="Serves the rendezvous of any number of jobs started with torchrun --rdzv-backend=elastic "
+        "--rdzv-endpoint=HOST:PORT --rdzv-id=JOB, and torch Stores (elastic_driver.torch.HTTPStore). Run one "
+        "process, outside the jobs' nodes; it keeps nothing on disk. If it listens beyond this machine, it "
+        "requires a token, from a file that it creates if needed; agents read the same token from the file "
+        f"named by the variable {ENV_TOKEN_FILE} or --rdzv-conf token_file=FILE. See "
+        "docs/torchrun_rendezvous.md.",
     )
-    parser.add_argument("--port", metavar="P", type=read_by(integer), required=True, help="0 for any that is free")
+    parser.add_argument(
+        "--port", metavar="P", type=read_by(integer), required=True, help="port to listen on; 0 for any free port"
+    )
     text = f"local address to listen on (default {LOOPBACK}: for this machine only)"
     parser.add_argument("--host", metavar="ADDRESS", default=LOOPBACK, help=text)
-    text = f"with the token; made, for this user only, where there is no such file (default: ${ENV_TOKEN_FILE})"
+    text = (
+        f"file with the token; created, readable by this user only, if it does not exist (default: ${ENV_TOKEN_FILE})"
+    )
     parser.add_argument("--token-file", metavar="FILE", help=text)
     return parser
 
@@ -54,7 +59,7 @@ def rendezvous(words: Sequence[str]) -> int:
         print(one_line(f"elasticrun rendezvous: {text}"), file=sys.stderr, flush=True)
 
     def listening(port: int, fingerprint: str) -> None:
-        asks = "a token is asked for" if token else "no token is asked for: all users of this machine may use it"
+        asks = "clients need a token" if token else "no token required: all users of this machine may use it"
         tell(f"listens at {with_number(arguments.host, port)}; {asks}; its certificate: sha256:{fingerprint}")
 
     try:
@@ -72,15 +77,15 @@ def _token(file: str | None, host: str) -> str:
         if _is_loopback(host):
             return ""
         raise SettingsError(
-            f"a rendezvous at {host} can be reached from other machines, and has to ask for a token: give --token-file "
-            f"FILE (it is made where it is not there), and the same file to agents, in the variable {ENV_TOKEN_FILE}"
+            f"a rendezvous at {host} is reachable from other machines and needs a token: give --token-file FILE "
+            f"(created if it does not exist), and give agents the same file in the variable {ENV_TOKEN_FILE}"
         )
     path = Path(file)
     try:
         token = make_token(path)
     except FileExistsError:
         return read_token(path)
-    print(one_line(f"elasticrun rendezvous: made a token in {path}"), file=sys.stderr, flush=True)
+    print(one_line(f"elasticrun rendezvous: wrote a new token to {path}"), file=sys.stderr, flush=True)
     return token
 
 

@@ -27,18 +27,22 @@ def parser_of_report() -> Parser:
     """Its flags."""
     parser = Parser(
         prog="elasticrun report",
-        description="Shows a job as its event log tells it: its changes and what they cost, and what its seconds went "
-        "into. The job may still run. With -o it is drawn into one file that needs no other.",
+        description="Shows a job from its event log: its changes and their cost, and where its time went. The job may "
+        "still be running. With -o, draws it into one self-contained file.",
     )
     parser.add_argument(
         "events",
         metavar="JOB|FILE",
         nargs="?",
-        help="the beginning of its id (elasticrun history), or a file that --event-log has written; default: your last "
-        "job",
+        help="job id or its first characters (elasticrun history), or a file written by --event-log; default: your "
+        "last job",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="draw it: into a page (.html) or a picture (.svg)")
-    parser.add_argument("--job", metavar="ID", default="", help="of several jobs in the file; default: the last one")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="draw the job into this file: a page (.html) or a picture (.svg)"
+    )
+    parser.add_argument(
+        "--job", metavar="ID", default="", help="job id, if the file holds several jobs; default: the last one"
+    )
     return parser
 
 
@@ -51,7 +55,7 @@ def report(words: Sequence[str]) -> int:
     arguments = parser_of_report().parse_args(words)
     output = None if arguments.output is None else Path(arguments.output)
     if output is not None and output.suffix not in (".html", ".svg"):
-        raise SettingsError(f"cannot draw into {output}: the name of the file ends with .html or .svg")
+        raise SettingsError(f"cannot draw into {output}: the file name must end with .html or .svg")
     events, job = _log_of(arguments.events, arguments.job)
     story = _story(events, job)
     if story.skipped:
@@ -73,13 +77,15 @@ def _log_of(given: str | None, job: str) -> tuple[str, str]:
     if given and (os.path.lexists(given) or not _JOB_ID.fullmatch(given)):
         return given, job
     if job:
-        raise SettingsError("--job is for a file with several jobs: name the file")
+        raise SettingsError("--job selects a job in a file with several jobs: name the file, too")
     found = choose_kept(given or "")
     if found is not None:
         return str(found.folder / EVENTS), found.job_id
     if given:
-        raise SettingsError(f"there is no file {given}, and no job in the history begins so: {listed(all_kept())}")
-    raise SettingsError("no job of yours is kept yet: name a file that --event-log has written")
+        raise SettingsError(
+            f"there is no file {given}, and no job in the history has an id that begins so: {listed(all_kept())}"
+        )
+    raise SettingsError("the history holds no job of yours yet: name a file written by --event-log")
 
 
 def _story(path: str, job: str) -> Story:
@@ -89,7 +95,7 @@ def _story(path: str, job: str) -> Story:
     except OSError as error:
         raise SettingsError(f"cannot read the event log {path}: {in_words(error)}") from error
     if story is None:
-        raise SettingsError(f"the event log {path} tells of no job" + (f" {job}" if job else ""))
+        raise SettingsError(f"the event log {path} contains no job" + (f" {job}" if job else ""))
     return story
 
 

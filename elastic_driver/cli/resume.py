@@ -17,11 +17,13 @@ def parser_of_resume() -> Parser:
     """Its flags."""
     parser = Parser(
         prog="elasticrun resume",
-        description="Takes over a job whose driver has died. The same as its command again, with the flags, the "
-        "folder and the journal that it had: where none of its agents is left, a new job begins. Of a job that has "
-        "ended its exit code is told.",
+        description="Takes over a job whose driver has died, like running the job's command again with the same flags, "
+        "folder and journal: if none of its agents is left, a new job begins. For a job that has ended, "
+        "reports its exit code.",
     )
-    parser.add_argument("journal", metavar="DIR", help="its journal: elasticrun --journal DIR, or etcd://...")
+    parser.add_argument(
+        "journal", metavar="DIR", help="the job's journal, as given to elasticrun --journal: DIR, or etcd://..."
+    )
     add_key_flag(parser)
     return parser
 

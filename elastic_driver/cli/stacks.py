@@ -15,13 +15,15 @@ def parser_of_stacks() -> Parser:
     """Its flags."""
     parser = Parser(
         prog="elasticrun stacks",
-        description="Shows the Python stacks of a running job's workers, grouped by likeness, the odd ones first, and "
-        "which collective waits for which rank.",
+        description="Shows the Python stacks of a running job's workers, with equal stacks grouped and outliers "
+        "first, and which collective waits for which rank.",
     )
-    parser.add_argument("job", metavar="JOB", nargs="?", help="which job, where several run; its beginning will do")
-    parser.add_argument("--rank", metavar="R", type=int, help="all threads of this rank only")
-    parser.add_argument("--all", action="store_true", help="all threads of each rank, ungrouped")
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/reference/status-api.md)")
+    parser.add_argument(
+        "job", metavar="JOB", nargs="?", help="job id or its first characters; needed if several jobs run"
+    )
+    parser.add_argument("--rank", metavar="R", type=int, help="show all threads of this rank only")
+    parser.add_argument("--all", action="store_true", help="show all threads of each rank, ungrouped")
+    parser.add_argument("--json", action="store_true", help="print JSON; see docs/reference/status-api.md")
     add_driver_flags(parser)
     return parser
 

@@ -35,19 +35,20 @@ def parser_of_status() -> Parser:
     """Its flags."""
     parser = Parser(
         prog="elasticrun status",
-        description="Tells what a running job does, and lists its hosts and its workers.",
+        description="Shows what a running job is doing, its hosts and its workers.",
     )
-    parser.add_argument("job", metavar="JOB", nargs="?", help="which job, where several run; its beginning will do")
     parser.add_argument(
-        "--json", action="store_true", help="print JSON, one line each time (docs/reference/status-api.md)"
+        "job", metavar="JOB", nargs="?", help="job id or its first characters; needed if several jobs run"
     )
+    parser.add_argument("--json", action="store_true", help="print JSON, one line each time; see docs/reference/status-api.md")
     parser.add_argument(
         "--journal",
         metavar="DIR",
-        help="the job that is kept there (elasticrun --journal DIR, or etcd://...), also when its driver has died",
+        help="show the job recorded in this journal (elasticrun --journal DIR, or etcd://...), even if its driver "
+        "has died",
     )
     add_key_flag(parser)
-    parser.add_argument("--watch", action="store_true", help="again each 2 seconds, until the job has ended")
+    parser.add_argument("--watch", action="store_true", help="repeat every 2 seconds until the job has ended")
     add_driver_flags(parser)
     return parser
 
@@ -96,7 +97,7 @@ def _kept(arguments: argparse.Namespace) -> str | None:
     from elastic_driver.journal.entries import Closed
 
     if arguments.job is not None or arguments.driver is not None:
-        raise SettingsError("--journal names the job: give no id and no --driver beside it")
+        raise SettingsError("--journal selects the job: drop the job id and --driver")
     found = recorded.look_into(place_of(arguments.journal, arguments.journal_key))
     if isinstance(found, Closed):
         print(f"job {found.job_id} has ended with exit code {found.exit_code}")
@@ -202,7 +203,7 @@ def _reported(reported: dict[str, float | None]) -> list[str]:
         for name, value in list(reported.items())[:_MOST_FIGURES]
     ]
     more = len(reported) - len(shown)
-    return [*shown, *([f"{more} figures more"] if more > 0 else [])]
+    return [*shown, *([f"{more} more figures"] if more > 0 else [])]
 
 
 _REMARKS = {"blacklisted": "blacklisted", "drained": "drained", "left_out": "left out", "silent": "not heard"}

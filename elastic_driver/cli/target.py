@@ -104,12 +104,13 @@ def left_behind(job_id: str, said: set[str] | None = None) -> Left:
 
 def add_driver_flags(parser: argparse.ArgumentParser) -> None:
     """The flags for a driver on another machine."""
-    parser.add_argument("--driver", metavar="URL", help="of a driver on another machine, with --token-file")
+    parser.add_argument("--driver", metavar="URL", help="URL of a driver on another machine; needs --token-file")
     parser.add_argument(
         "--token-file",
         metavar="FILE",
         type=Path,
-        help="with its operator's key: elasticrun jobs --write-token FILE JOB, on the driver's machine, writes it",
+        help="file with the job's operator key, written by elasticrun jobs --write-token FILE JOB on the driver's "
+        "machine",
     )
 
 
@@ -124,11 +125,11 @@ def target_of(arguments: argparse.Namespace, job_id: str | None) -> Target:
         SettingsError: there is no such job, several may be meant, or the token cannot be read.
     """
     if (arguments.driver is None) != (arguments.token_file is None):
-        raise SettingsError("--driver and --token-file go together")
+        raise SettingsError("--driver and --token-file must be given together")
     if arguments.driver is None:
         return target_of_job(choose_job(running_jobs(), job_id))
     if job_id is not None:
-        raise SettingsError("--driver names the job: give no id beside it")
+        raise SettingsError("--driver selects the job: drop the job id")
     try:
         url = DriverUrl.parse(arguments.driver)
     except RendezvousError as error:
@@ -158,13 +159,13 @@ def choose_job(jobs: Sequence[JobFile], job_id: str | None) -> JobFile:
     if len(exact or matching) == 1:
         return (exact or matching)[0]
     if matching:
-        raise SettingsError(f"several jobs run, name one: {_listed(matching)}")
+        raise SettingsError(f"several jobs are running, name one: {_listed(matching)}")
     left = left_behind("").ids
     alone = [each for each in left if job_id is not None and each.startswith(job_id)]
     if len(alone) == 1:
         raise SettingsError(
-            f"job {alone[0]} has no driver: it has died. elasticrun resume, with the job's journal, goes on with it "
-            f"(elasticrun jobs names that), elasticrun end {alone[0]} ends it"
+            f"job {alone[0]} has no driver: it has died. Take the job over with elasticrun resume and its journal "
+            f"(see elasticrun jobs), or end it with elasticrun end {alone[0]}"
         )
     over = None if job_id is None else ended_job(job_id)
     if over is not None:
@@ -172,8 +173,8 @@ def choose_job(jobs: Sequence[JobFile], job_id: str | None) -> JobFile:
     others = {"running": _listed(jobs), "without a driver": ", ".join(left)}
     listed = "; ".join(f"{what}: {found}" for what, found in others.items() if found)
     if not listed:
-        raise SettingsError("no job of yours runs on this machine; elasticrun history lists those that have ended")
-    raise SettingsError(f"{f'there is no job {job_id}' if job_id else 'no job of yours has a driver here'}; {listed}")
+        raise SettingsError("no job of yours runs on this machine; elasticrun history lists jobs that have ended")
+    raise SettingsError(f"{f'no such job: {job_id}' if job_id else 'no job of yours has a driver here'}; {listed}")
 
 
 def _listed(jobs: Sequence[JobFile]) -> str:
@@ -200,7 +201,7 @@ def ask(target: Target, question: Callable[[RendezvousClient], _Answer], *, pati
     except RendezvousError as error:
         whose = "" if target.job is None else f"job {target.name}: "
         # On this machine its job's file is there, so there is nothing to ask the user.
-        hint = "" if target.job else "; is that its URL, and does it run?"
+        hint = "" if target.job else "; check the URL, and that the driver runs"
         raise SettingsError(f"{whose}{error}{_what_to_do(error, hint)}") from error
 
 
@@ -210,9 +211,9 @@ def _what_to_do(error: RendezvousError, hint: str) -> str:
         case TurnedAwayError() | RendezvousClosedError() | RendezvousProtocolError():  # it has said why
             return ""
         case WrongTokenError():
-            return f"; {command} writes the right one"
+            return f"; {command} writes the current one"
         case OtherCertificateError() | NoTlsError():
-            return f"; use the URL that {command} prints now"
+            return f"; use the URL that {command} prints"
         case StrangerError():
             return f"; {command} prints the URL and writes the key"
         case _:

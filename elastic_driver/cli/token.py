@@ -14,11 +14,12 @@ def parser_of_token() -> Parser:
     """Its flags."""
     parser = Parser(
         prog="elasticrun token",
-        description="Makes a random secret of 64 hexadecimal digits, for --join-token-file, --operator-token-file and "
-        "elasticrun rendezvous --token-file, in a new file that only this user can read. Without FILE it is printed: "
+        description="Generates a random secret of 64 hexadecimal digits, for --join-token-file, "
+        "--operator-token-file and elasticrun rendezvous --token-file, and writes it to a new file that only this "
+        "user can read. Without FILE, prints it: "
         'kubectl create secret generic NAME --from-literal=token="$(elasticrun token)".',
     )
-    parser.add_argument("file", metavar="FILE", nargs="?", help="where it is written; there must be no such file yet")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="file to write; it must not exist yet")
     return parser
 
 
@@ -35,5 +36,5 @@ def token(words: Sequence[str]) -> int:
     try:
         make_token(Path(file))
     except FileExistsError:
-        raise SettingsError(f"cannot write a token to {file}: there is such a file already") from None
+        raise SettingsError(f"cannot write a token to {file}: the file exists already") from None
     return 0

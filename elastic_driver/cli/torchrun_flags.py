@@ -15,8 +15,8 @@ from elastic_driver.settings.torchrun_options import OPTIONS
 _PREFIX = "torchrun_"
 _GROUP = (
     "torchrun's flags",
-    "Scripts for torchrun run unchanged: with one of these flags, or a variable PET_NPROC_PER_NODE and so on in place "
-    "of one, 'train.py' means 'python -u train.py'. Underscores do as well as dashes. See docs/torchrun_flags.md.",
+    "Scripts for torchrun run unchanged: with one of these flags, or its variable (PET_NPROC_PER_NODE and so on), "
+    "'train.py' means 'python -u train.py'. Underscores may replace dashes. See docs/torchrun_flags.md.",
 )
 
 

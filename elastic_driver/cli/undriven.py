@@ -79,10 +79,10 @@ def end_undriven(job: Undriven) -> tuple[bool, str]:
     """
     late = end_alone(job.agents, _END_S)
     ended = [_of(agent) for agent in job.agents.values() if agent not in late]
-    said = [f"ended on this machine ({', '.join(ended)}), which had no driver; what is left elsewhere does not end"]
+    said = [f"ended on this machine ({', '.join(ended)}), without a driver; agents on other machines are not ended"]
     if late:
         hosts = ", ".join(agent.host for agent in late)
-        said = [*said[: bool(ended)], f"not ended within {_END_S:g} s, or has a driver again: {hosts}"]
+        said = [*said[: bool(ended)], f"not ended within {_END_S:g} s, or taken over by a driver again: {hosts}"]
     return not late, "; ".join(said)
 
 

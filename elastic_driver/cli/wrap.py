@@ -19,12 +19,12 @@ def parser_of_wrap() -> Parser:
     parser = Parser(
         prog="elasticrun wrap",
         usage="elasticrun wrap [-h] PROGRAM ...",
-        description="Runs a program that starts torchrun's workers itself, and has elasticrun run them, with what the "
-        "program asks for. Such are accelerate launch, fabric run, python -m torch.distributed.run, and scripts that "
-        "call one of these. The exit code is the program's.",
+        description="Runs a program that calls torchrun's launcher, with elasticrun in place of torchrun and the "
+        "options that the program sets: accelerate launch, fabric run, python -m "
+        "torch.distributed.run, and scripts that call one of these. The exit code is the program's.",
     )
-    parser.add_argument("program", nargs="?", help="for instance accelerate")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments, for instance: launch train.py")
+    parser.add_argument("program", nargs="?", help="e.g. accelerate")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments, e.g. launch train.py")
     return parser
 
 
@@ -36,7 +36,7 @@ def wrap(words: Sequence[str]) -> int:
     """
     given = parser_of_wrap().parse_args(words)
     if given.program is None:
-        raise SettingsError("no program to run, as in: elasticrun wrap accelerate launch train.py")
+        raise SettingsError("no program to run: expected, for example, elasticrun wrap accelerate launch train.py")
     try:
         os.execvpe(given.program, [given.program, *given.arguments], hooked(os.environ))
     except OSError as error:

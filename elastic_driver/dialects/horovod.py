@@ -48,7 +48,7 @@ def check_protocol(mode: str, said_by: str) -> str:
     """
     lower = mode.lower()
     if lower not in MODES:
-        raise SettingsError(f"{said_by} {mode!r} is none of {', '.join(MODES)}")
+        raise SettingsError(f"{said_by} {mode!r} is not one of {', '.join(MODES)}")
     return lower
 
 

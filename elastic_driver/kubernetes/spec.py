@@ -278,7 +278,7 @@ class _Reader:
         try:
             return kind(value)
         except ValueError:
-            raise SpecError(f"{self.at}.{name} {str(value)[:40]!r} is none of {', '.join(kind)}") from None
+            raise SpecError(f"{self.at}.{name} {str(value)[:40]!r} is not one of {', '.join(kind)}") from None
 
     def template(self) -> Mapping[str, Any]:
         """A pod template, of the shape that what is put into it needs. The rest is the API server's to check."""

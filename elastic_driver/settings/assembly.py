@@ -94,10 +94,10 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     if chosen.get("mpi"):
         if chosen.get("gloo"):
             raise SettingsError(
-                "this job runs on Gloo only: leave --mpi (use_mpi) and the config file's 'controller: mpi' away"
+                "this job runs on Gloo only: drop --mpi (use_mpi) and the config file's 'controller: mpi'"
             )
         if flags:
-            raise SettingsError("cannot use torchrun's flags with --mpi: leave one of the two away")
+            raise SettingsError("cannot use torchrun's flags with --mpi: use only one of the two")
         mpi = read_mpirun(chosen, TUNING, lambda name: FLAGS.get(name) or f"--{name.replace('_', '-')}")
     elif flags is not None:
         asked = torchrun_values(flags, environ, others=chosen)
@@ -109,13 +109,16 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     of_mpirun = [name for name in ("mpi_args", "binding_args") if chosen.get(name)]
     if of_mpirun and mpi is None:
         names = " and ".join(f"--{name.replace('_', '-')}" for name in of_mpirun)
-        chosen["remarks"] = (*(chosen.get("remarks") or ()), f"{names} without --mpi: it has no effect, no mpirun runs")
+        chosen["remarks"] = (
+            *(chosen.get("remarks") or ()),
+            f"{names} without --mpi: no effect, since no mpirun is run",
+        )
     chosen["journal"] = _journal_in(chosen)
     strangers = chosen.keys() - _FIELDS.keys() - TUNING - _READ_HERE - _WITHOUT_EFFECT
     if strangers:
-        raise TypeError(f"no setting is called {', '.join(sorted(strangers))}")
+        raise TypeError(f"there is no setting named {', '.join(sorted(strangers))}")
     if chosen.get("jsrun"):
-        raise SettingsError("cannot use --jsrun: elasticrun starts ranks itself, or by mpirun (--mpi)")
+        raise SettingsError("cannot use --jsrun: elasticrun starts the ranks itself or with mpirun (--mpi)")
     if "num_proc" not in chosen:
         raise SettingsError(
             "-np is missing: how many slots does the job need to start? (Or, as torchrun has it: --nproc-per-node)"
@@ -140,7 +143,7 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     values["mpi"] = mpi
     if fixed is not None:
         if fixed.logins and mpi is not None:
-            raise SettingsError(f"mpirun takes no login names: {', '.join(fixed.logins.values())}")
+            raise SettingsError(f"mpirun does not accept login names: {', '.join(fixed.logins.values())}")
         values |= {"hosts": fixed.hosts, "logins": fixed.logins}
     values |= {"elastic": elastic, "worker_env": exported(chosen)}
     values["of_horovod_alone"] = of_horovod_alone(chosen)
@@ -160,8 +163,8 @@ def _check_can_be_read_again(settings: Settings) -> None:
     for flag, path in files.items():
         if path is not None and _is_pipe(path):
             raise SettingsError(
-                f"{flag} {path} is a pipe, which can be read once: a driver that is started again reads it again, so "
-                "name a plain file"
+                f"{flag} {path} is a pipe, which can be read only once: a restarted driver has to read it again, so "
+                "give a regular file"
             )
 
 
@@ -178,7 +181,7 @@ def _journal_in(chosen: dict[str, Any]) -> JournalPlace | None:
     if str(journal):
         return place_of(journal, key)
     if str(key):
-        raise SettingsError(f"{KEY_FLAG} is without effect: give --journal etcd://... too")
+        raise SettingsError(f"{KEY_FLAG} has no effect: give --journal etcd://..., too")
     return None
 
 
@@ -261,8 +264,8 @@ def _mounted_hostfile(values: Mapping[str, Any], environ: Mapping[str, str]) -> 
     path, variable = mounted
     script = Path(path).with_name("discover_hosts.sh")
     return path, (
-        f"the hosts are those of {path} ({variable}), since no flag names any; with --host-discovery-script {script} "
-        "the job follows the replicas"
+        f"using the hosts in {path} ({variable}), since no flag names hosts; with --host-discovery-script {script} "
+        "the job follows changes of the replicas"
     )
 
 
@@ -292,8 +295,8 @@ def _of_ssh_in_variable(environ: Mapping[str, str], *, but: Mapping[str, Any]) -
     if but.keys() & _OTHER_THAN_RSH or not _names_ssh(words := shlex.split(text)) or len(words) == 1:
         return []
     return [
-        f"OMPI_MCA_plm_rsh_agent is {text.strip()!r}: hosts are dialled with ssh, and its arguments are not taken from "
-        "there, but from ~/.ssh/config and flags (--ssh-port, --ssh-identity-file)"
+        f"OMPI_MCA_plm_rsh_agent is {text.strip()!r}: its ssh arguments are ignored; set them in ~/.ssh/config or "
+        "by flags (--ssh-port, --ssh-identity-file)"
     ]
 
 

@@ -138,7 +138,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
         for key, value in content.items():
             if key in _FORMER.get(section, {}):
                 remarks.append(
-                    f"{section}.{key} of the config file {path} has no effect: it is {_FORMER[section][key]} now"
+                    f"{section}.{key} of the config file {path} has no effect: it is now called {_FORMER[section][key]}"
                 )
                 continue
             if key not in _KEYS[section]:
@@ -170,7 +170,7 @@ def _refuse_doubles(path: Path, top: yaml.Node | None) -> None:
 
 def _controller(path: Path, value: object) -> str:
     if not isinstance(value, str) or value.lower() not in ("gloo", "mpi"):
-        raise SettingsError(f"cannot use controller {value!r} of the config file {path}: it is gloo or mpi")
+        raise SettingsError(f"cannot use controller {value!r} of the config file {path}: it must be gloo or mpi")
     return value.lower()
 
 

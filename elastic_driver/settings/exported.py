@@ -94,7 +94,7 @@ def exported(values: Mapping[str, Any]) -> dict[str, str]:
             if not value >= 0:  # false for NaN, too
                 raise SettingsError(f"{flag} is not a number, 0 or above")
             if value > _MOST:
-                raise SettingsError(f"{flag} is above {_MOST}, the most it may be")
+                raise SettingsError(f"{flag} is above the maximum of {_MOST}")
         env[variable] = str(value)
 
     for name, variable in _VARIABLES.items():

@@ -55,7 +55,7 @@ def _parts(text: str) -> tuple[str, str]:
     place, space, labels = text.strip().partition(" ")
     login, at, host = place.rpartition("@")
     if at and not (host and _LOGIN.fullmatch(login)):
-        raise SettingsError(f"cannot read {login!r} as a login name, in front of host {host!r}")
+        raise SettingsError(f"cannot read {login!r} as a login name before host {host!r}")
     return login, host + space + labels
 
 

@@ -26,4 +26,4 @@ def who_else_reads(path: Path) -> str:
         status = path.stat()
     except OSError:
         return ""
-    return "all users may read it" if stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IROTH else ""
+    return "all users can read it" if stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IROTH else ""

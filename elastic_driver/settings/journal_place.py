@@ -30,13 +30,13 @@ class JournalPlace:
 
     def __post_init__(self) -> None:
         if (self.folder is None) != bool(self.url):
-            raise ValueError("a journal is in a folder or in etcd")
+            raise ValueError("a journal is either in a folder or in etcd")
         if self.key is not None and not self.url:
-            raise SettingsError(f"{KEY_FLAG} is for a journal in etcd: a folder has no key")
+            raise SettingsError(f"{KEY_FLAG} applies to a journal in etcd only: a folder has no key")
         if self.url and self.key is None:
             raise SettingsError(
-                f"a journal in etcd and {KEY_FLAG} FILE go together: the key seals what the job writes there "
-                "(elasticrun token FILE makes one)"
+                f"a journal in etcd and {KEY_FLAG} FILE must be given together: the key encrypts what the job "
+                "writes there (elasticrun token FILE generates one)"
             )
 
     def __str__(self) -> str:
@@ -55,6 +55,6 @@ def place_of(journal: str | Path, key: str | Path | None) -> JournalPlace:
     """
     scheme = str(journal).partition("://")[0] if "://" in str(journal) else ""
     if scheme.isalnum() and f"{scheme}://" != ETCD:
-        raise SettingsError(f"--journal {journal}: a journal is in a folder, or in etcd ({ETCD}HOST:PORT/PREFIX)")
+        raise SettingsError(f"--journal {journal}: a journal is either in a folder or in etcd ({ETCD}HOST:PORT/PREFIX)")
     url = str(journal) if str(journal).startswith(ETCD) else ""
     return JournalPlace(None if url else Path(journal).absolute(), url, Path(key).absolute() if key else None)

@@ -91,7 +91,7 @@ def read_ranks(text: str) -> frozenset[int]:
     """Parse ``0,1,2``. Raises ValueError with a reason for the user."""
     words = [word.strip() for word in text.split(",")]
     if not all(re.fullmatch(r"[0-9]{1,6}", word) for word in words):
-        raise ValueError(f"{text[:40]!r} is not a list of local ranks, as 0,1,2")
+        raise ValueError(f"{text[:40]!r} is not a list of local ranks such as 0,1,2")
     return frozenset(map(int, words))
 
 

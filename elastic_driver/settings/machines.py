@@ -57,7 +57,7 @@ def check_interface(flag: str, text: str) -> None:
     except ValueError:
         if not _INTERFACE.fullmatch(text) or re.fullmatch(r"[0-9.]+", text):
             raise SettingsError(
-                f"{flag} {text!r} is neither an interface's name, nor an address, nor a network like 10.0.0.0/8"
+                f"{flag} {text!r} is not an interface name, an address or a network such as 10.0.0.0/8"
             ) from None
 
 
@@ -65,7 +65,7 @@ def read_port_range(text: str) -> tuple[int, int]:
     """Parse ``LOW-HIGH``, or one port. Raises ValueError with a reason for the user."""
     match = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", text)
     if match is None:
-        raise ValueError(f"{text[:40]!r} is not a range of ports like 40000-40999")
+        raise ValueError(f"{text[:40]!r} is not a range of ports such as 40000-40999")
     return int(match[1]), int(match[2] or match[1])
 
 
@@ -73,7 +73,7 @@ def check_port_range(flag: str, ports: tuple[int, int]) -> None:
     """Raise SettingsError unless these are a valid first and last port."""
     low, high = ports
     if not 1 <= low <= high <= 65535:
-        raise SettingsError(f"{flag} {low}-{high} is not a range of ports within 1 to 65535, lower bound first")
+        raise SettingsError(f"{flag} {low}-{high} is not a range of ports from 1 to 65535, lower bound first")
 
 
 def read_passed(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -86,13 +86,11 @@ def read_passed(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, s
     for word in words:
         name, has_value, value = word.partition("=")
         if not _VARIABLE.fullmatch(name):
-            raise SettingsError(
-                f"-x {word[:80]!r} does not begin with the name of a variable: write NAME or NAME=VALUE"
-            )
+            raise SettingsError(f"-x {word[:80]!r} does not begin with a variable name: write NAME or NAME=VALUE")
         if "\0" in value:
-            raise SettingsError(f"-x {name}: its value has a zero byte")
+            raise SettingsError(f"-x {name}: its value contains a NUL byte")
         if not has_value and name not in environ:
-            raise SettingsError(f"-x {name}: the variable is not set here; write -x {name}=VALUE, or leave it away")
+            raise SettingsError(f"-x {name}: the variable is not set here; write -x {name}=VALUE or drop the flag")
         passed[name] = value if has_value else environ[name]
     return passed
 

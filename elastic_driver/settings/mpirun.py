@@ -73,8 +73,8 @@ def read_mpirun(chosen: Mapping[str, Any], tuning: frozenset[str], flag_of: Call
     strange = sorted(name for name in chosen if chosen[name] and name not in _ALLOWED and name not in tuning)
     if strange:
         raise SettingsError(
-            f"cannot use {flag_of(strange[0])} with --mpi: mpirun starts, watches and ends that job, whose ranks stay "
-            "as they are; leave one of the two away"
+            f"cannot use {flag_of(strange[0])} with --mpi: mpirun starts, watches and ends that job, which is not "
+            "elastic; use only one of the two"
         )
     return Mpirun(
         _words(chosen, "mpi_args"),

@@ -35,20 +35,22 @@ def check_pods(
     """Check these values. Raises SettingsError for an invalid one; a line that names the flag."""
     if not selector.strip():
         raise SettingsError(
-            "--discovery kubernetes needs --selector, the labels of the job's pods, as in --selector app=train: "
+            "--discovery kubernetes needs --selector, the labels of the job's pods, e.g. --selector app=train: "
             "without it all pods of the namespace would be hosts"
         )
     if not _SELECTOR.fullmatch(selector):
-        raise SettingsError(f"--selector {selector[:200]!r} is no selector of labels: expected app=train,tier!=web")
+        raise SettingsError(
+            f"--selector {selector[:200]!r} is not a label selector: expected, for example, app=train,tier!=web"
+        )
     if namespace is not None and not _NAMESPACE.fullmatch(namespace):
         raise SettingsError(f"--namespace {namespace[:80]!r} is not the name of a namespace")
     for flag, key in (("--slots-from", slots_from), ("--rack-from", rack_from)):
         if not _QUALIFIED.fullmatch(key):
-            raise SettingsError(f"{flag} {key[:80]!r} is no name of Kubernetes: expected one as {SLOTS_FROM}")
+            raise SettingsError(f"{flag} {key[:80]!r} is not a Kubernetes name: expected, for example, {SLOTS_FROM}")
     if pod_names not in POD_NAMES:
-        raise SettingsError(f"--pod-names {pod_names} is none of {', '.join(POD_NAMES)}")
+        raise SettingsError(f"--pod-names {pod_names} is not one of {', '.join(POD_NAMES)}")
     for key in departure_taints:
         if not _QUALIFIED.fullmatch(key):
             raise SettingsError(f"--departure-taints {key[:80]!r} is not the key of a taint")
     if len(departure_taints) > _MAX_TAINTS:
-        raise SettingsError(f"{len(departure_taints)} keys are too many for --departure-taints: at most {_MAX_TAINTS}")
+        raise SettingsError(f"--departure-taints has {len(departure_taints)} keys; at most {_MAX_TAINTS} are allowed")

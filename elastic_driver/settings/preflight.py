@@ -76,7 +76,7 @@ def _check_files(settings: Settings) -> None:
         try:
             make_folder(folder)
         except OSError as error:
-            raise SettingsError(f"cannot make the folder {folder} ({flag}): {in_words(error)}") from error
+            raise SettingsError(f"cannot create the folder {folder} ({flag}): {in_words(error)}") from error
         if not os.access(folder, os.W_OK):
             raise SettingsError(f"cannot write to the folder {folder} ({flag})")
     if log is not None and not log.parent.is_dir():
@@ -167,22 +167,32 @@ def _check_program(program: str, role: str, *, hint: str) -> None:
 def _suspicions(settings: Settings) -> list[str]:
     folders = (
         # The job may resume from a commit that another user adds.
-        (settings.durable_dir, "--durable-dir", True, "who can write to it can change what the job goes on from"),
-        (settings.output_filename, "--output-filename", False, "who can write to it can change the workers' output"),
+        (
+            settings.durable_dir,
+            "--durable-dir",
+            True,
+            "anyone who can write to it can change the commits that the job resumes from",
+        ),
+        (
+            settings.output_filename,
+            "--output-filename",
+            False,
+            "anyone who can write to it can change the workers' output",
+        ),
         (
             settings.logs.folder if settings.logs.keeps_files else None,
             "--log-dir",
             False,
-            "who can write to it can change the workers' output",
+            "anyone who can write to it can change the workers' output",
         ),
         (
             settings.event_log and settings.event_log.parent,
             "--event-log",
             False,
-            "who can write to it can change the log",
+            "anyone who can write to it can change the log",
         ),
     )
-    found = ["--tls has no effect any more: connections between machines are always encrypted"] if settings.tls else []
+    found = ["--tls has no effect: connections between machines are always encrypted"] if settings.tls else []
     for folder, flag, only_adding, consequence in folders:
         others = who_else_writes(folder, only_adding=only_adding) if folder is not None else ""
         if others:
@@ -190,13 +200,18 @@ def _suspicions(settings: Settings) -> list[str]:
     token = settings.join_token_file
     others = who_else_reads(token) if token is not None else ""
     if others:
-        found.append(f"the file {token} (--join-token-file): {others}; who can read it can join the job: chmod 600 it")
+        found.append(
+            f"the file {token} (--join-token-file): {others}; anyone who can read it can join the job: run chmod "
+            "600 on it"
+        )
     key = settings.journal.key if settings.journal is not None else None
     if key is not None and (others := who_else_reads(key)):
-        found.append(f"the file {key} ({KEY_FLAG}): {others}; it unseals the job's secrets in etcd: chmod 600 it")
+        found.append(
+            f"the file {key} ({KEY_FLAG}): {others}; it decrypts the job's secrets in etcd: run chmod 600 on it"
+        )
     token = settings.operator_token_file
     if token is not None:
         read_operator_key(token)  # raises if it holds no key
         if others := who_else_reads(token):
-            found.append(f"the file {token} (--operator-token-file): {others}; who can read it can end the job")
+            found.append(f"the file {token} (--operator-token-file): {others}; anyone who can read it can end the job")
     return found

@@ -35,14 +35,14 @@ def count_processes(text: str, environ: Mapping[str, str], *, root: Path = Path(
         case "gpu":
             count = count_gpus(environ, root=root)
             if not count:
-                raise ValueError("'gpu' cannot be used: this machine has no GPU that is visible here; give a number")
+                raise ValueError("'gpu' cannot be used: no GPU is visible on this machine; give a number")
             return count
         case "auto":
             return count_gpus(environ, root=root) or len(os.sched_getaffinity(0))
         case "xpu":
             return _count_xpus()
         case _:
-            raise ValueError(f"{text[:40]!r} is neither a number nor auto, cpu, gpu or xpu")
+            raise ValueError(f"{text[:40]!r} is not a number, auto, cpu, gpu or xpu")
 
 
 def count_gpus(environ: Mapping[str, str], *, root: Path = Path("/")) -> int:
@@ -97,7 +97,7 @@ def _count_xpus() -> int:
         )
         count = int(answer.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
-        raise ValueError("'xpu' cannot be used: PyTorch cannot be asked for the XPUs here; give a number") from None
+        raise ValueError("'xpu' cannot be used: cannot query PyTorch for XPUs here; give a number") from None
     if count <= 0:
         raise ValueError("'xpu' cannot be used: PyTorch finds no XPU here; give a number")
     return count

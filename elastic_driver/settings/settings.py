@@ -293,7 +293,7 @@ class Settings:
         self._check_machines()
         self._check_chief()
         if not self.command:
-            raise SettingsError("no command to run: add it behind the flags, as in: elasticrun -np 2 python train.py")
+            raise SettingsError("no command to run: add it after the flags, e.g. elasticrun -np 2 python train.py")
 
     @property
     def ways(self) -> dict[str, Any]:
@@ -377,25 +377,27 @@ class Settings:
         if self.ssh_port is not None and not 1 <= self.ssh_port <= 65535:
             raise SettingsError(f"--ssh-port {self.ssh_port} is not a port: 1 to 65535")
         if self.quiet and self.verbose:
-            raise SettingsError("--quiet and --verbose contradict each other")
+            raise SettingsError("--quiet and --verbose exclude each other")
         self._check_stdin()
         self._check_progress_rank()
         if self.log_level not in LOG_LEVELS:
-            raise SettingsError(f"--log-level {self.log_level} is none of {', '.join(LOG_LEVELS)}")
+            raise SettingsError(f"--log-level {self.log_level} is not one of {', '.join(LOG_LEVELS)}")
         if self.spot_notices is not None and self.spot_notices not in tuple(Cloud):
-            raise SettingsError(f"--spot-notices {self.spot_notices} is none of {', '.join(Cloud)}")
+            raise SettingsError(f"--spot-notices {self.spot_notices} is not one of {', '.join(Cloud)}")
         if self.hang_action not in tuple(HangAction):
-            raise SettingsError(f"--hang-action {self.hang_action} is none of {', '.join(HangAction)}")
+            raise SettingsError(f"--hang-action {self.hang_action} is not one of {', '.join(HangAction)}")
         if self.straggler_action not in tuple(StragglerAction):
-            raise SettingsError(f"--straggler-action {self.straggler_action} is none of {', '.join(StragglerAction)}")
+            raise SettingsError(
+                f"--straggler-action {self.straggler_action} is not one of {', '.join(StragglerAction)}"
+            )
         if self.on_change not in ON_CHANGE:
-            raise SettingsError(f"--on-change {self.on_change} is none of {', '.join(ON_CHANGE)}")
+            raise SettingsError(f"--on-change {self.on_change} is not one of {', '.join(ON_CHANGE)}")
         check_mode(self.horovod_shim, FLAGS["horovod_shim"])
         check_protocol(self.horovod_protocol, FLAGS["horovod_protocol"])
         if self.horovod_protocol == ON and self.horovod_shim == ALWAYS:
-            raise SettingsError("--horovod-protocol on is for Horovod's own library, which --horovod-shim always hides")
+            raise SettingsError("--horovod-protocol on serves Horovod's own library, which --horovod-shim always hides")
         if self.horovod_protocol == ON and self.durable_dir is not None:
-            raise SettingsError("--durable-dir is not for Horovod's own library (--horovod-protocol on)")
+            raise SettingsError("--durable-dir does not support Horovod's own library (--horovod-protocol on)")
         for name in self.preload or ():
             if not all(part.isidentifier() for part in name.split(".")):
                 raise SettingsError(f"--preload {name!r} is not the name of a module")
@@ -414,9 +416,9 @@ class Settings:
         if not _is_rank(self.stdin):
             raise SettingsError(f"--stdin {self.stdin} is neither a rank nor {NO_STDIN}")
         if self.num_parameter_servers:
-            raise SettingsError("--stdin is not for jobs with --parameter-servers: their chief has no rank")
+            raise SettingsError("--stdin does not apply to jobs with --parameter-servers: their chief has no rank")
         if self.max_num_proc is not None and int(self.stdin) >= self.max_num_proc:
-            raise SettingsError(f"--stdin {self.stdin} is no rank of a job of {self.max_num_proc} workers at most")
+            raise SettingsError(f"--stdin {self.stdin} is not a rank of a job of at most {self.max_num_proc} workers")
 
     def _check_progress_rank(self) -> None:
         if self.progress_rank not in (ALL_BARS, NO_BARS) and not _is_rank(self.progress_rank):
@@ -431,18 +433,22 @@ class Settings:
             raise SettingsError(f"--max-np {self.max_num_proc} is below -np {self.num_proc}")
         _at_least("--standby", self.num_standby, 0)
         if self.num_standby and self.max_num_proc is None:
-            raise SettingsError("--standby needs --max-np: without it every slot gets a rank, and none is left over")
+            raise SettingsError(
+                "--standby needs --max-np: without it every slot gets a rank and none is left for a standby"
+            )
         if self.num_standby and self.on_change == RESTART:
-            raise SettingsError("--standby is for workers that reset in place: --on-change restart starts all again")
+            raise SettingsError("--standby needs workers that reset in place: --on-change restart restarts them all")
         for name in ("num_standby", "num_proc"):
             value = getattr(self, name)
             if value > _MAX_NUM_PROC:
-                raise SettingsError(f"{FLAGS[name]} {value} is above {_MAX_NUM_PROC}, the most workers a job may have")
+                raise SettingsError(
+                    f"{FLAGS[name]} {value} is above {_MAX_NUM_PROC}, the maximum number of workers of a job"
+                )
         if self.slots_per_host is not None:
             _at_least("--slots-per-host", self.slots_per_host, 1)
             if self.slots_per_host > MAX_SLOTS_PER_HOST:
                 raise SettingsError(
-                    f"--slots-per-host {self.slots_per_host} is above {MAX_SLOTS_PER_HOST}, the most a host may have"
+                    f"--slots-per-host {self.slots_per_host} is above {MAX_SLOTS_PER_HOST}, the maximum for a host"
                 )
         if self.reset_limit is not None:
             _at_least("--reset-limit", self.reset_limit, 0)
@@ -453,8 +459,8 @@ class Settings:
             _at_least(FLAGS[name], getattr(self, name), 1)
         if self.ranks_per_host_multiple > MAX_SLOTS_PER_HOST:
             raise SettingsError(
-                f"--ranks-per-host-multiple {self.ranks_per_host_multiple} is above {MAX_SLOTS_PER_HOST}, the most "
-                "slots a host may have"
+                f"--ranks-per-host-multiple {self.ranks_per_host_multiple} is above {MAX_SLOTS_PER_HOST}, the "
+                "maximum number of slots of a host"
             )
         multiple = lcm(self.num_proc_multiple, self.ranks_per_host_multiple)
         flags = ", ".join(f"{FLAGS[name]} {getattr(self, name)}" for name in given)
@@ -464,7 +470,7 @@ class Settings:
                 continue
             below, above = value - value % multiple, value - value % multiple + multiple
             would_do = f"{below} or {above}" if below else str(above)
-            raise SettingsError(f"{FLAGS[name]} {value} is no multiple of {multiple} ({flags}): {would_do} would do")
+            raise SettingsError(f"{FLAGS[name]} {value} is not a multiple of {multiple} ({flags}): use {would_do}")
 
     def _check_hosts(self) -> None:
         for name in self.protect:
@@ -514,7 +520,8 @@ class Settings:
         strangers = [name for name in self.protect if name not in {host.name for host in self.hosts}]
         if strangers:
             raise SettingsError(
-                f"--protect {strangers[0]} is none of the hosts given ({', '.join(host.name for host in self.hosts)})"
+                f"--protect {strangers[0]} is not one of the hosts given "
+                f"({', '.join(host.name for host in self.hosts)})"
             )
         if self.num_standby and slots < (self.max_num_proc or 0) + self.num_standby:
             raise SettingsError(
@@ -526,10 +533,10 @@ class Settings:
         if not self.discovery:
             for name in ("pod_selector", "pod_namespace", "departure_taints"):
                 if getattr(self, name):
-                    raise SettingsError(f"{FLAGS[name]} is without effect: give --discovery kubernetes too")
+                    raise SettingsError(f"{FLAGS[name]} has no effect: give --discovery kubernetes, too")
             return
         if self.discovery not in DISCOVERIES:
-            raise SettingsError(f"--discovery {self.discovery} is none of {', '.join(DISCOVERIES)}")
+            raise SettingsError(f"--discovery {self.discovery} is not one of {', '.join(DISCOVERIES)}")
         others = {
             "fixed hosts (-H, --hostfile)": self.hosts,
             "--host-discovery-script": self.discovery_script,
@@ -565,52 +572,55 @@ class Settings:
 
     def _check_launcher(self) -> None:
         if self.launcher not in LAUNCHERS:
-            raise SettingsError(f"--launcher {self.launcher} is none of {', '.join(LAUNCHERS)}")
+            raise SettingsError(f"--launcher {self.launcher} is not one of {', '.join(LAUNCHERS)}")
         if self.launcher != NO_LAUNCHER:
             return
         if not self.accept_agents:
-            raise SettingsError("--launcher none has hosts join by themselves: give --accept-agents too")
+            raise SettingsError("with --launcher none, hosts join by themselves: give --accept-agents, too")
         for name in ("rsh_agent", "launcher_command", "ssh_port", "ssh_identity_file", "remote_python"):
             if getattr(self, name) is not None:
-                raise SettingsError(f"{FLAGS[name]} is without effect with --launcher none: no host is dialled")
+                raise SettingsError(f"{FLAGS[name]} has no effect with --launcher none: no host is dialled")
         if self.logins:
-            raise SettingsError(f"{self._login} is without effect with --launcher none: no host is dialled")
+            raise SettingsError(f"{self._login} has no effect with --launcher none: no host is dialled")
 
     def _check_chief(self) -> None:
         """Check what cannot be combined with a chief, or needs one. Defaults count as not given."""
         _at_least(FLAGS["num_parameter_servers"], self.num_parameter_servers, 0)
         if not self.num_parameter_servers:
             if self.restart_chief:
-                raise SettingsError("--restart-chief is without effect: give --parameter-servers too")
+                raise SettingsError("--restart-chief has no effect: give --parameter-servers, too")
             return
         if self.num_parameter_servers > _MAX_NUM_PROC:
             raise SettingsError(f"--parameter-servers {self.num_parameter_servers} is above {_MAX_NUM_PROC}")
         if self.sizing is not Sizing.NP or self.nodes is not None:
-            raise SettingsError("--parameter-servers is without torchrun's flags: give -np, the number of the workers")
+            raise SettingsError("--parameter-servers excludes torchrun's flags: give the number of workers as -np")
         if self.on_change != AUTO_ON_CHANGE:
-            raise SettingsError(f"--on-change {self.on_change} is for workers that run the script: here the chief does")
+            raise SettingsError(
+                f"--on-change {self.on_change} applies to workers that run the script; with --parameter-servers "
+                "only the chief does"
+            )
         if self.has_journal and any(host.name == CHIEF for host in self.hosts or ()):
             raise SettingsError(
-                f"with --journal and --parameter-servers no host can be named {CHIEF}: the script is that"
+                f"with --journal and --parameter-servers no host can be named {CHIEF}: that name denotes the script"
             )
         why = {
-            "num_standby": "a server has nothing to boot",
+            "num_standby": "servers have nothing to boot",
             "num_proc_multiple": "its workers have no ranks",
             "ranks_per_host_multiple": "its workers have no ranks",
             "durable_dir": "the chief saves its own checkpoints",
-            "preload": "servers are started afresh",
+            "preload": "servers are always started as new processes",
             "hang_timeout_s": "servers wait for their chief",
         }
         given = {each.name: each.default for each in fields(self)}
         for name, reason in why.items():
             if getattr(self, name) != given[name]:
-                raise SettingsError(f"{FLAGS[name]} cannot be beside --parameter-servers: {reason}")
+                raise SettingsError(f"{FLAGS[name]} cannot be combined with --parameter-servers: {reason}")
 
     def _check_durable(self) -> None:
         for name in ("durable_every", "durable_interval_s", "durable_keep"):
             value = getattr(self, name)
             if value is not None and self.durable_dir is None:
-                raise SettingsError(f"{FLAGS[name]} {value:g} is without effect: give --durable-dir too")
+                raise SettingsError(f"{FLAGS[name]} {value:g} has no effect: give --durable-dir, too")
         if self.durable_every is not None:
             _at_least("--durable-every", self.durable_every, 1)
         if self.durable_keep is not None:
@@ -622,11 +632,11 @@ class Settings:
         check_seconds(FLAGS["driver_timeout_s"], self.driver_timeout_s)
         if not self.has_journal:
             if self.driver_timeout_s != _DRIVER_TIMEOUT_S:
-                raise SettingsError("--driver-timeout is without effect: give --journal too")
+                raise SettingsError("--driver-timeout has no effect: give --journal, too")
             if self.hands_over:
-                raise SettingsError("--hand-over needs --journal, from which another driver goes on")
+                raise SettingsError("--hand-over needs --journal, from which another driver continues the job")
             if self.standby_driver:
-                raise SettingsError("--standby-driver needs --journal, whose job it waits for")
+                raise SettingsError("--standby-driver needs --journal: it stands by for the job recorded there")
             return
         if self.has_etcd:
             self._check_etcd()
@@ -636,23 +646,24 @@ class Settings:
         }
         for other, is_given in others.items():
             if is_given:
-                raise SettingsError(f"--journal cannot be beside {other}")
+                raise SettingsError(f"--journal cannot be combined with {other}")
         if self.nodes_at_endpoint is not None and not self.has_etcd:
             raise SettingsError(
-                "nodes with an --rdzv-endpoint need a journal in etcd: a folder is lost with the node that drives"
+                "nodes with an --rdzv-endpoint need a journal in etcd: a folder is lost with the node that runs "
+                "the driver"
             )
 
     def _check_etcd(self) -> None:
         """Check that a driver of another machine can take the job over."""
         if self.num_parameter_servers:
             raise SettingsError(
-                "--parameter-servers cannot be beside a journal in etcd: the chief runs on the driver's machine, and "
-                "is lost with that; --journal DIR covers the driver's death"
+                "--parameter-servers cannot be combined with a journal in etcd: the chief runs on the driver's "
+                "machine and is lost with it; --journal DIR covers only the driver's death"
             )
         if self.agent_timeout_s < LEAST_AGENT_TIMEOUT_OF_ETCD_S:
             raise SettingsError(
-                f"--agent-timeout {self.agent_timeout_s:g} is below {LEAST_AGENT_TIMEOUT_OF_ETCD_S:g} s, within which "
-                "another driver takes the job over: it waits for the lease in etcd"
+                f"--agent-timeout {self.agent_timeout_s:g} is below {LEAST_AGENT_TIMEOUT_OF_ETCD_S:g} s: another "
+                "driver needs that long to take the job over, since it waits for the lease in etcd"
             )
         if self.driver_timeout_s < self.agent_timeout_s:
             raise SettingsError(
@@ -662,8 +673,8 @@ class Settings:
         for host in self.hosts or ():
             if is_loopback(host.name):
                 raise SettingsError(
-                    f"host {host.name} is another machine to each driver: with a journal in etcd hosts have names that "
-                    f"mean the same on all machines, as in -H {platform.node()}:{host.slots}"
+                    f"host {host.name} means a different machine to each driver: with a journal in etcd, use host "
+                    f"names that mean the same on all machines, e.g. -H {platform.node()}:{host.slots}"
                 )
 
     def _check_machines(self) -> None:
@@ -672,7 +683,7 @@ class Settings:
         check_agent_timeout(self.agent_timeout_s)
         check_host_timeout(self.host_timeout_s)
         if self.join_token_file is not None and not self.accept_agents:
-            raise SettingsError("--join-token-file is without effect: give --accept-agents too")
+            raise SettingsError("--join-token-file has no effect: give --accept-agents, too")
         for name in ("rsh_agent", "launcher_command", "remote_python", "ssh_identity_file"):
             value = getattr(self, name)
             if value is not None and not (value[0] if isinstance(value, tuple) and value else value):
@@ -680,16 +691,16 @@ class Settings:
         if self.rsh_agent is not None and self.launcher_command is not None:
             raise SettingsError("give either --rsh-agent or --launcher-command, not both")
         if self.launcher_bootstrap not in (None, *BOOTSTRAPS):
-            raise SettingsError(f"--launcher-bootstrap {self.launcher_bootstrap} is none of {', '.join(BOOTSTRAPS)}")
+            raise SettingsError(f"--launcher-bootstrap {self.launcher_bootstrap} is not one of {', '.join(BOOTSTRAPS)}")
         instead = next((name for name in ("rsh_agent", "launcher_command") if getattr(self, name) is not None), None)
         if instead is not None:
             for name in ("ssh_port", "ssh_identity_file"):
                 if getattr(self, name) is not None:
-                    raise SettingsError(f"{FLAGS[name]} is for ssh, which {FLAGS[instead]} takes the place of")
+                    raise SettingsError(f"{FLAGS[name]} applies to ssh, which {FLAGS[instead]} replaces")
             if self.logins:
-                raise SettingsError(f"{self._login} is for ssh, which {FLAGS[instead]} takes the place of")
+                raise SettingsError(f"{self._login} applies to ssh, which {FLAGS[instead]} replaces")
         if self.launcher_bootstrap not in (None, STDIN) and instead is None:
-            raise SettingsError("--launcher-bootstrap is without effect: give --rsh-agent or --launcher-command too")
+            raise SettingsError("--launcher-bootstrap has no effect: give --rsh-agent or --launcher-command, too")
         if self.port_range is not None:
             check_port_range(FLAGS["port_range"], self.port_range)
         for text in self.network_interfaces:
@@ -719,7 +730,7 @@ def check_seconds(flag: str, value: float, *, zero: str = " above 0", most: floa
     if not value > 0:  # false for NaN, too
         raise SettingsError(f"{flag} {value:g} is not a number of seconds{zero}")
     if value > most:
-        raise SettingsError(f"{flag} {value:g} is above {most:g}, the most seconds it may be")
+        raise SettingsError(f"{flag} {value:g} is above the maximum of {most:g} seconds")
 
 
 def check_agent_timeout(seconds: float) -> None:

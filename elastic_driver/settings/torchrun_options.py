@@ -76,61 +76,69 @@ OPTIONS: Mapping[str, Option] = {
     option.name: option
     for option in (
         Option("nproc_per_node", "workers on this node: a number, auto, cpu, gpu or xpu (default 1)", "N", places=True),
-        Option("nnodes", "nodes, or the fewest and most of them (default 1)", "N|MIN:MAX", places=True),
-        Option("node_rank", "this node's place among the nodes (default: found)", "N", places=True),
+        Option("nnodes", "number of nodes, or MIN:MAX (default 1)", "N|MIN:MAX", places=True),
+        Option("node_rank", "rank of this node (default: assigned)", "N", places=True),
         Option("master_addr", "with --master-port: same as --rdzv-endpoint", "HOST", places=True),
         Option("master_port", f"see --master-addr (default {DEFAULT_PORT})", "PORT", places=True),
-        Option("rdzv_endpoint", "where the nodes meet: the same on each of them", "HOST[:PORT]", places=True),
-        Option("rdzv_id", "the job's name: the same on each node", "NAME", places=True),
+        Option("rdzv_endpoint", "rendezvous of the nodes; must be the same on each node", "HOST[:PORT]", places=True),
+        Option("rdzv_id", "the job's id; must be the same on each node", "NAME", places=True),
         Option(
             "rdzv_backend",
-            "static, c10d or elastic, which mean elasticrun's own; others are refused",
+            "static, c10d or elastic, which all mean elasticrun's own rendezvous; others are rejected",
             "NAME",
             places=True,
         ),
         Option(
             "rdzv_conf",
-            "join_timeout, last_call_timeout, close_timeout, ... of the meeting",
+            "rendezvous options: join_timeout, last_call_timeout, close_timeout, ...",
             "KEY=VALUE,...",
             places=True,
         ),
-        Option("standalone", "this node alone, whatever is said of a meeting", places=True),
-        Option("local_addr", "under which the other nodes reach this one (default: found)", "ADDRESS", places=True),
+        Option("standalone", "run on this node only; ignore the rendezvous flags", places=True),
+        Option("local_addr", "address at which other nodes reach this one (default: detected)", "ADDRESS", places=True),
         Option("max_restarts", "same as --reset-limit (default: no limit)", "N"),
-        Option("role", "of the workers: their ROLE_NAME (default: default)", "NAME"),
-        Option("module", "the command is a module: python -m MODULE", short="-m"),
-        Option("no_python", "the command is run as it is, also if it is a Python file"),
-        Option("run_path", "the command is a Python file, also if it can be run as it is"),
+        Option("role", "role of the workers, their ROLE_NAME (default: default)", "NAME"),
+        Option("module", "run the command as a module: python -m MODULE", short="-m"),
+        Option("no_python", "run the command as it is, even if it is a Python file"),
+        Option("run_path", "run the command as a Python file, even if it is executable"),
         Option("log_dir", "folder for -r and -t: DIR/ID/LOCAL_RANK/stdout.log, appended to", "DIR"),
         Option(
             "redirects",
-            "output to files: 0 none, 1 stdout, 2 stderr, 3 both; by local rank: 0:3,1:2",
+            "write output to files: 0 none, 1 stdout, 2 stderr, 3 both; per local rank: 0:3,1:2",
             "3|0:3,1:2",
             "-r",
         ),
-        Option("tee", "the same, to files and to the terminal", "3|0:3,1:2", "-t"),
+        Option("tee", "same as -r, but write to the terminal, too", "3|0:3,1:2", "-t"),
         Option("local_ranks_filter", "show only these local ranks on the terminal", "N,..."),
-        Option("log_line_prefix_template", "before lines: text with ${role_name}, ${rank} and ${local_rank}", "TEXT"),
         Option(
-            "duplicate_stdout_filters", "stdout lines with one of these also to DIR/ID/filtered_stdout.log", "TEXT,..."
+            "log_line_prefix_template", "prefix of lines: text with ${role_name}, ${rank} and ${local_rank}", "TEXT"
         ),
-        Option("duplicate_stderr_filters", "the same of stderr", "TEXT,..."),
-        Option("logs_specs", "refused but for default: there are no such plug-ins here", "NAME"),
+        Option(
+            "duplicate_stdout_filters",
+            "copy stdout lines that contain one of these to DIR/ID/filtered_stdout.log",
+            "TEXT,...",
+        ),
+        Option("duplicate_stderr_filters", "same for stderr", "TEXT,..."),
+        Option("logs_specs", "only default is accepted: such plug-ins are not supported", "NAME"),
         Option("shutdown_timeout", f"same as --grace-time (default with one of these flags: {_GRACE_S:g})", "S"),
         Option(
             "signals_to_handle",
-            f"signals that end the job, and that workers get then (default: {','.join(HANDLED_SIGNALS)})",
+            f"signals that end the job and are passed on to the workers (default: {','.join(HANDLED_SIGNALS)})",
             "SIGNAL,...",
         ),
         Option(
             "numa_binding",
-            "bind each worker to the processors near its GPU: node, socket, exclusive, core-complex",
+            "bind each worker to the CPUs near its GPU: node, socket, exclusive, core-complex",
             "HOW",
         ),
-        Option("virtual_local_rank", "workers have LOCAL_RANK 0 and see their own GPU only"),
-        Option("start_method", "accepted: workers are forked warm or started (--no-preload)", "METHOD"),
-        Option("monitor_interval", "accepted: ends of workers are seen at once", "S"),
-        Option("event_log_handler", "null; others are refused: see --event-log", "NAME"),
+        Option("virtual_local_rank", "give each worker LOCAL_RANK 0 and only its own GPU"),
+        Option(
+            "start_method",
+            "accepted for compatibility: workers are forked from a warm process or started (--no-preload)",
+            "METHOD",
+        ),
+        Option("monitor_interval", "accepted for compatibility: exits of workers are noticed at once", "S"),
+        Option("event_log_handler", "only null is accepted: see --event-log", "NAME"),
     )
 }
 
@@ -190,9 +198,7 @@ def torchrun_values(
         if flag is not None:
             names = {"num_proc": "-np", "hosts": "-H", "hostfile": "--hostfile", "discovery": "--discovery"}
             other = names.get(placed[0], "--host-discovery-script")
-            raise SettingsError(
-                f"give either {flag} or {other}, not both: they say in two ways which workers there are"
-            )
+            raise SettingsError(f"give either {flag} or {other}, not both: both set the number of workers")
     _refuse(said)
     asks = _Asks(said, environ)
     asks.check_what_is_without_effect()
@@ -229,18 +235,18 @@ def _refuse(said: Mapping[str, _Said]) -> None:
         (
             "rdzv_backend",
             ("static", "c10d", "elastic"),
-            "leave it away: elasticrun is the meeting place itself, nothing else has to run",
+            "drop it: elasticrun runs the rendezvous itself",
         ),
-        ("logs_specs", ("default",), "leave it away: --log-dir, -r and -t say what goes where"),
-        ("event_log_handler", ("null",), "leave it away: --event-log FILE has the job's events as JSON lines"),
-        ("start_method", ("spawn", "fork", "forkserver"), "leave it away: it is without effect here"),
+        ("logs_specs", ("default",), "drop it: use --log-dir, -r and -t"),
+        ("event_log_handler", ("null",), "drop it: --event-log FILE writes the job's events as JSON lines"),
+        ("start_method", ("spawn", "fork", "forkserver"), "drop it: it has no effect here"),
         ("numa_binding", ("node", "socket", "exclusive", "core-complex"), "give one of these"),
     ):
         one = said.get(name)
         if one is not None and one.text.strip().lower() not in allowed:
-            raise SettingsError(f"{one.where}: {one.text[:40]!r} is none of {', '.join(allowed)}; {instead}")
+            raise SettingsError(f"{one.where}: {one.text[:40]!r} is not one of {', '.join(allowed)}; {instead}")
     if "module" in said and "no_python" in said:
-        raise SettingsError(f"{said['no_python'].where}: not with --module, which is run by Python")
+        raise SettingsError(f"{said['no_python'].where} cannot be combined with --module, which Python has to run")
 
 
 def _read(one: _Said, read: Callable[[str], _Value]) -> _Value:
@@ -320,7 +326,7 @@ class _Asks:
             names = tuple(word.strip() for word in text.split(",") if word.strip())
             for name in names:
                 if name not in SIGNALS:
-                    raise ValueError(f"{name[:40]!r} is none of {', '.join(SIGNALS)}")
+                    raise ValueError(f"{name[:40]!r} is not one of {', '.join(SIGNALS)}")
             return names
 
         asked = self._value("signals_to_handle", read)
@@ -343,10 +349,11 @@ class _Asks:
         rank = self.integer("node_rank")
         if rank is not None and rank >= most:
             raise SettingsError(
-                f"{self._said['node_rank'].where}: {rank} is none of the {most} nodes, which count from 0"
+                f"{self._said['node_rank'].where}: {rank} is not the rank of one of the {most} nodes, which are "
+                "numbered from 0"
             )
         if "standalone" in self._said and most > 1:
-            raise SettingsError(f"--standalone is for one node: leave {self._said['nnodes'].where} away")
+            raise SettingsError(f"--standalone is for one node: drop {self._said['nnodes'].where}")
         conf = self._value("rdzv_conf", _read_conf) or {}
         nodes = Nodes(
             least=least,
@@ -378,13 +385,13 @@ class _Asks:
         host, port = self.text("master_addr"), self.text("master_port")
         if not host:
             raise SettingsError(
-                f"--nnodes up to {most} needs --rdzv-endpoint HOST:PORT (or --master-addr and --master-port), the same "
-                "on each node: where one of them is the driver, and the others join"
+                f"--nnodes up to {most} needs --rdzv-endpoint HOST:PORT (or --master-addr and --master-port), the "
+                "same on each node: one node runs the driver there, and the others join it"
             )
         if ":" in host and not host.startswith("["):
             host = f"[{host}]"
         if port and not (re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
-            raise SettingsError(f"{self._said['master_port'].where}: {port[:40]!r} is no port: 1 to 65535")
+            raise SettingsError(f"{self._said['master_port'].where}: {port[:40]!r} is not a port: 1 to 65535")
         return _check_endpoint(f"{host}:{port or DEFAULT_PORT}", self._said["master_addr"].where)
 
     def _value(self, name: str, read: Callable[[str], _Value]) -> _Value | None:
@@ -430,10 +437,10 @@ _MOST_NODES = 65536
 def _read_nnodes(text: str) -> tuple[int, int]:
     words = text.split(":")
     if len(words) > 2:
-        raise ValueError(f"{text[:40]!r} is neither a number of nodes nor MIN:MAX")
+        raise ValueError(f"{text[:40]!r} is not a number of nodes or MIN:MAX")
     least, most = (_bounded(words[0], 1, _MOST_NODES), _bounded(words[-1], 1, _MOST_NODES))
     if least > most:
-        raise ValueError(f"{text.strip()!r} has more nodes at least than at most")
+        raise ValueError(f"{text.strip()!r} has a minimum above its maximum")
     return least, most
 
 
@@ -448,11 +455,11 @@ def _read_conf(text: str) -> dict[str, str]:
             raise ValueError(f"{pair.strip()[:40]!r} is not of the form KEY=VALUE")
         known = _CONF_SECONDS | _CONF_OTHERWISE.keys() | _CONF_WORDS
         if key not in known:
-            raise ValueError(f"{key[:40]!r} is none of {', '.join(sorted(known))}")
+            raise ValueError(f"{key[:40]!r} is not one of {', '.join(sorted(known))}")
         if key in _CONF_SECONDS and _seconds(value) <= 0:
             raise ValueError(f"{key}: {value[:40]!r} is not a number of seconds above 0")
         if key == "store_type" and value.lower() != "tcp":
-            raise ValueError(f"store_type {value[:40]!r}: elasticrun keeps the store itself; leave it away")
+            raise ValueError(f"store_type {value[:40]!r}: elasticrun keeps the store itself; drop it")
         if key == "is_host" and value.lower() not in (*TRUE, *FALSE):
             raise ValueError(f"is_host {value[:40]!r} is neither true nor false")
         conf[key] = value
@@ -461,7 +468,7 @@ def _read_conf(text: str) -> dict[str, str]:
 
 def _conf_remark(key: str) -> str:
     see = _CONF_OTHERWISE[key]
-    return f"{key} of --rdzv-conf is without effect here{f': {see}' if see else ''}"
+    return f"{key} of --rdzv-conf has no effect here{f': {see}' if see else ''}"
 
 
 def _check_endpoint(text: str, where: str) -> str:
@@ -473,5 +480,5 @@ def _check_endpoint(text: str, where: str) -> str:
         raise SettingsError(f"{where}: {text[:80]!r} is not of the form HOST:PORT")
     port = match["port"]
     if port is not None and not 1 <= int(port) <= 65535:
-        raise SettingsError(f"{where}: {port} is not a port that other nodes could know: 1 to 65535")
+        raise SettingsError(f"{where}: {port} is not a fixed port: 1 to 65535")
     return text

@@ -263,7 +263,7 @@ def test_without_a_compiler_it_installs_and_says_what_is_lost(tmp_path: Path) ->
         "package was installed\n"
     ) in done.stdout
     done = run([sys.executable, "-m", "elastic_driver", "--help"], env=environment(installed), cwd=tmp_path)
-    assert f"Pages called docs/... are in {installed}/elastic_driver." in done.stdout
+    assert f"The docs/... pages are in {installed}/elastic_driver." in done.stdout
     assert (installed / "elastic_driver" / "docs" / "operations.md").is_file()
     # In a checkout the note is where the extension would be.
     done = run([sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"], env=env, cwd=source)

@@ -125,13 +125,13 @@ def program(tmp_path: Path, name: str, text: str, mode: int = 0o755) -> str:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("", "no command to run, as in: elasticrun -np 2 python train.py (elasticrun --help tells more)"),
+        ("", "no command to run: expected, for example, elasticrun -np 2 python train.py (see elasticrun --help)"),
         ("stats", "there is no subcommand stats (did you mean status?), and no such command"),
         ("repot events.jsonl -o job.svg", "there is no subcommand repot (did you mean report?)"),
         ("./stats", "-np is missing"),
         ("-np 2 stats", "cannot find the command 'stats'"),
         ("true", "-np is missing"),
-        ("-np 2", "no command to run: add it behind the flags"),
+        ("-np 2", "no command to run: add it after the flags"),
         ("-np x true", "-np/--np/--num-proc: 'x' is not an integer"),
         ("-np 2 --elastic-timeout x true", "--elastic-timeout: 'x' is not a number"),
         ("-np 0 true", "-np 0 is below 1"),
@@ -157,7 +157,7 @@ def program(tmp_path: Path, name: str, text: str, mode: int = 0o755) -> str:
         ("-np 2 --fusion-threshold-mb -1 true", "--fusion-threshold-mb -1 is not a number, 0 or above"),
         ("-np 2 --event-log no/such/folder/x true", "there is no folder no/such/folder"),
         ("-np 2 --event-log . true", "cannot write the event log . (--event-log): Is a directory"),
-        ("-np 2 --output-filename /dev/null/x true", "cannot make the folder /dev/null/x (--output-filename)"),
+        ("-np 2 --output-filename /dev/null/x true", "cannot create the folder /dev/null/x (--output-filename)"),
         ("-np 2 no-such-command", "cannot find the command 'no-such-command' on the PATH"),
         ("-np 2 ./no-such-command", "cannot find the command './no-such-command': there is no such file"),
         ("-np 2 .", "cannot find the command '.'"),
@@ -184,7 +184,7 @@ def program(tmp_path: Path, name: str, text: str, mode: int = 0o755) -> str:
         ("-np 2 --config-file absent.yaml true", "cannot read the config file absent.yaml: No such file"),
         # the subcommands
         ("drain", "the following arguments are required: HOST"),
-        ("status --driver http://a:1", "--driver and --token-file go together"),
+        ("status --driver http://a:1", "--driver and --token-file must be given together"),
     ],
 )
 def test_bad_flags(called: Run, words: str, complaint: str) -> None:
@@ -210,9 +210,9 @@ def test_bad_variables(called: Run, name: str) -> None:
         ("params: {fusion_treshold_mb: 8}", "unknown key in section 'params': 'fusion_treshold_mb'; did you mean"),
         ("params: {cycle_time_ms: soon}", "'soon' is not a number"),
         ("params: {cycle_time_ms: -1}", "--cycle-time-ms -1 is not a number, 0 or above"),
-        ("logging: {level: loud}", "--log-level LOUD is none of"),
-        ("agents: {spot_notices: ibm}", "--spot-notices ibm is none of aws, gcp, azure"),
-        ("controller: smi", "it is gloo or mpi"),
+        ("logging: {level: loud}", "--log-level LOUD is not one of"),
+        ("agents: {spot_notices: ibm}", "--spot-notices ibm is not one of aws, gcp, azure"),
+        ("controller: smi", "it must be gloo or mpi"),
         ("params: 2020-13-45", "it is not YAML"),
         ("{", "it is not YAML"),
     ],

@@ -173,5 +173,5 @@ def test_without_shtab_one_line_says_what_to_install(
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 2
     assert capsys.readouterr().err == (
-        "elasticrun: error: cannot make a script for completion without shtab: pip install shtab\n"
+        "elasticrun: error: cannot generate a completion script without shtab: pip install shtab\n"
     )

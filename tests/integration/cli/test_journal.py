@@ -54,7 +54,7 @@ def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) 
         assert all(each["pid"] for each in answer["workers"]), "its driver has answered"
         elsewhere = elasticrun("status", "--journal", str(kept), XDG_RUNTIME_DIR=str(tmp_path))
         assert f"process {driver} on " in elsewhere.stdout
-        assert " drives it, and cannot be asked from here; this is the job as of " in elsewhere.stdout
+        assert ", which cannot be reached from here; this is the job as of its last event, " in elsewhere.stdout
         job.process.kill()
         job.wait()
         end_agents(kept)
@@ -65,7 +65,8 @@ def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) 
     assert (shown.returncode, shown.stderr) == (0, "")
     head, *_ = shown.stdout.splitlines()
     assert re.match(
-        rf"no driver for at most \d+ s: process {driver} on \S+ has died; this is the job as of \d{{4}}-", head
+        rf"no driver for at most \d+ s: process {driver} on \S+ has died; this is the job as of its last event, \d{{4}}-",
+        head,
     )
     assert re.search(r"\n +\d+\.\d{3} .*worker localhost\[1\] trains in round 1, from commit \d+", shown.stdout)
     assert f"job {started['job_id']}, running, " in shown.stdout
@@ -100,7 +101,7 @@ def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) 
     assert isinstance(closed, Closed)
     assert (
         elasticrun("jobs").stdout
-        == "no job of yours runs on this machine; elasticrun history lists those that have ended\n"
+        == "no job of yours runs on this machine; elasticrun history lists jobs that have ended\n"
     ), "its journal is another's"
     assert (closed.epoch, closed.job_id != started["job_id"]) == (2, True)
 
@@ -222,7 +223,7 @@ def test_a_driver_that_fails_leaves_what_led_to_it(tmp_path: Path, runtime: Path
     ("flags", "why"),
     [
         (("--parameter-servers", "1", "-H", "chief:2"), "no host can be named chief: the script is that"),
-        (("--stdin", "0"), "--journal cannot be beside --stdin"),
+        (("--stdin", "0"), "--journal cannot be combined with --stdin"),
         (("--mpi", "-H", "localhost:1"), "cannot use --journal with --mpi"),
         (("--driver-timeout", "0"), "--driver-timeout 0 is not a number of seconds above 0"),
     ],
@@ -246,11 +247,13 @@ def test_a_node_of_torchruns_has_one_in_etcd_or_none(tmp_path: Path) -> None:
 
 def test_flags_that_need_a_journal_are_refused_without() -> None:
     ran = elasticrun("-np", "1", "--driver-timeout", "5", "true")
-    assert ran.stderr == "elasticrun: error: --driver-timeout is without effect: give --journal too\n"
+    assert ran.stderr == "elasticrun: error: --driver-timeout has no effect: give --journal too\n"
     ran = elasticrun("-np", "1", "--hand-over", "true")
-    assert ran.stderr == "elasticrun: error: --hand-over needs --journal, from which another driver goes on\n"
+    assert ran.stderr == "elasticrun: error: --hand-over needs --journal, from which another driver continues the job\n"
     ran = elasticrun("-np", "1", "--standby-driver", "true")
-    assert ran.stderr == "elasticrun: error: --standby-driver needs --journal, whose job it waits for\n"
+    assert (
+        ran.stderr == "elasticrun: error: --standby-driver needs --journal: it stands by for the job recorded there\n"
+    )
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
@@ -302,7 +305,7 @@ def test_a_journal_in_another_form_is_refused_in_one_sentence_and_kept(tmp_path:
 
 def test_a_status_takes_either_a_journal_or_a_job(tmp_path: Path) -> None:
     ran = elasticrun("status", "--journal", str(tmp_path), "0123")
-    assert "--journal names the job" in ran.stderr
+    assert "--journal selects the job" in ran.stderr
 
 
 @pytest.mark.parametrize("ends", ["asked", "limit"])
@@ -388,7 +391,7 @@ def test_a_job_whose_journal_is_no_more_is_told_of_and_can_be_ended(tmp_path: Pa
                 kept.rename(tmp_path / "elsewhere")
         listed = elasticrun("jobs")
         assert re.search(rf"{job_id} +no driver for \d+ s \(localhost: 2 workers\)", listed.stdout), listed
-        why = f"job {job_id} has no driver, and nobody can take it over: cannot read {kept / JOURNAL}: "
+        why = f"job {job_id} has no driver, and no other can take it over: cannot read {kept / JOURNAL}: "
         assert listed.stderr.startswith(why) == (how == "damaged")
         resumed = elasticrun("resume", str(kept))
         assert (resumed.returncode, resumed.stdout) == (2, "")
@@ -445,5 +448,5 @@ def test_a_job_without_a_driver_can_be_ended(tmp_path: Path, runtime: Path) -> N
     assert (closed.job_id, closed.exit_code) == (job_id, 143)
     assert (
         elasticrun("jobs").stdout
-        == "no job of yours runs on this machine; elasticrun history lists those that have ended\n"
+        == "no job of yours runs on this machine; elasticrun history lists jobs that have ended\n"
     )

@@ -83,7 +83,7 @@ def test_a_job_is_listed_looked_at_and_ended(job: Job, tmp_path: Path, runtime: 
     elsewhere = {"XDG_RUNTIME_DIR": str(tmp_path)}
     assert (
         elasticrun("jobs", **elsewhere).stdout
-        == "no job of yours runs on this machine; elasticrun history lists those that have ended\n"
+        == "no job of yours runs on this machine; elasticrun history lists jobs that have ended\n"
     )
     assert elasticrun(*words[1:], **elsewhere).stdout.startswith(f"job at {place}, running, ")
     drained = elasticrun("drain", *words[2:], "--undo", "localhost", **elsewhere)
@@ -186,7 +186,10 @@ def test_a_stolen_port_is_told(
 
 def test_http_is_warned_of_once_as_of_other_things() -> None:
     words = ("--driver", "http://127.0.0.1:1", "--driver", "http://127.0.0.1:2", "--slots", "1")
-    warning = "elasticrun: warning: http:// in a driver's URL is read as https://, since drivers speak TLS only: write https://"
+    warning = (
+        "elasticrun: warning: http:// in a driver's URL is read as https://, since drivers speak TLS only: write "
+        "https://"
+    )
     for command in (("join", *words), ("status", *words[:2], "--token-file", "/no/such")):
         ran = subprocess.run([sys.executable, "-m", "elastic_driver", *command], capture_output=True, text=True)
         first, second = ran.stderr.splitlines()
@@ -207,7 +210,7 @@ def test_the_join_token_is_written_for_jobs_that_accept_agents(
 
 def _check_join_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     token = tmp_path / "token"
-    with pytest.raises(SettingsError, match="job 1f lets no hosts join: it was started without --accept-agents"):
+    with pytest.raises(SettingsError, match="job 1f accepts no joining hosts: it was started without --accept-agents"):
         jobs(["--write-join-token", str(token), "1f"])
     assert not token.exists()
     assert jobs(["--write-join-token", str(token), "2"]) == 0
@@ -235,8 +238,8 @@ def test_a_job_whose_socket_is_not_seen_here_is_told_in_a_sentence(
     out, err = capsys.readouterr()
     assert re.search(rf"^1f +does not answer +- +- +{os.getpid()} ", out, re.MULTILINE), out
     assert err == (
-        "job 1f cannot be asked from here: there is no /tmp/elasticrun-no-such/driver.sock; its driver has another "
-        "/tmp than this process (a container, a service with a private /tmp), or somebody has removed it\n"
+        "cannot reach job 1f from here: /tmp/elasticrun-no-such/driver.sock does not exist; either its driver uses "
+        "another /tmp than this process (a container, a service with a private /tmp), or the socket was removed\n"
     )
     for words in (["status"], ["jobs", "--write-token", "/no/such"]):
         assert main(words) == 2
@@ -280,7 +283,7 @@ def two_jobs(runtime: Path) -> Iterator[None]:
 def test_which_job_is_meant(run: Callable[[list[str]], int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_module, "_PATIENCE_S", 0.01)
     for job_id, complaint in (
-        ("1", r"several jobs run, name one: 1f \(python train.py\); 1fe \(python train.py\)"),
+        ("1", r"several jobs are running, name one: 1f \(python train.py\); 1fe \(python train.py\)"),
         ("2", r"there is no job 2; running: 1f "),
         ("1f", "job 1f: cannot reach the driver at its local socket /no/such/driver.sock: there is no "),
         ("1fe", "job 1fe: cannot reach the driver at its local socket "),
@@ -293,12 +296,12 @@ def test_which_job_is_meant(run: Callable[[list[str]], int], monkeypatch: pytest
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("status", "several jobs run, name one: 1f"),
+        ("status", "several jobs are running, name one: 1f"),
         ("status --no-such", "unrecognized arguments: --no-such"),
         ("status 1f 2f", "unrecognized arguments: 2f"),
-        ("status --driver http://a:1", "--driver and --token-file go together"),
-        ("status --token-file x", "--driver and --token-file go together"),
-        ("status 1f --driver http://a:1 --token-file x", "--driver names the job: give no id beside it"),
+        ("status --driver http://a:1", "--driver and --token-file must be given together"),
+        ("status --token-file x", "--driver and --token-file must be given together"),
+        ("status 1f --driver http://a:1 --token-file x", "--driver selects the job: drop the job id"),
         ("status --driver a:1 --token-file x", "argument --driver: cannot read 'a:1' as the driver's address"),
         ("status --driver http://a:1 --token-file /no/such", "cannot read the token's file /no/such: No such file"),
         ("status --driver http://a:1 --token-file /dev/null", "it does not hold a key of 64 hexadecimal digits"),

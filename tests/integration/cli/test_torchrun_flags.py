@@ -91,7 +91,7 @@ class TestACommandLine:
             assert (worker["TORCHELASTIC_RESTART_COUNT"], worker["TORCHELASTIC_MAX_RESTARTS"]) == ("0", "3")
 
     def test_keys_without_effect_are_told(self, job: Told) -> None:
-        assert job.said.count("of --rdzv-conf is without effect here") == 1
+        assert job.said.count("of --rdzv-conf has no effect here") == 1
 
     @pytest.mark.skipif(Path("/proc/driver/nvidia/gpus").exists(), reason="a machine without GPUs is asked for")
     def test_workers_that_cannot_be_bound_run_all_the_same(self, job: Told) -> None:

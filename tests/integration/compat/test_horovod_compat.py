@@ -240,7 +240,7 @@ def test_never_means_none() -> None:
 def test_variable_is_the_default_and_rubbish_is_refused() -> None:
     code, said = elasticrun("-np", "1", "true", env={"ELASTIC_DRIVER_HOROVOD_SHIM": "perhaps"})
     assert code == 2
-    assert "'perhaps' is none of auto, always, never" in said
+    assert "'perhaps' is not one of auto, always, never" in said
 
 
 def test_place_on_the_path() -> None:

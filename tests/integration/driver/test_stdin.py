@@ -129,7 +129,7 @@ def test_nobody_has_it_where_there_are_several_or_none_is_wanted() -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("-np", "2", "--stdin", "2"), "--stdin 2 is no rank of a job of 2 workers at most"),
+        (("-np", "2", "--stdin", "2"), "--stdin 2 is not a rank of a job of at most 2 workers"),
         (("-np", "2", "--stdin", "first"), "--stdin first is neither a rank nor none"),
         (("-np", "2", "--parameter-servers", "1", "--stdin", "0"), "--stdin is not for jobs with --parameter-servers"),
     ],

@@ -138,7 +138,7 @@ def test_no_tcp_port_until_somebody_asks_and_nothing_inherits_the_socket(tmp_pat
         for words in (("status",), ("stacks",), ("drain", "elsewhere"), ("jobs",)):
             assert elasticrun(*words).stdout, words
         refused = elasticrun("jobs", "--write-join-token", str(tmp_path / "join"))
-        assert "lets no hosts join: it was started without --accept-agents" in refused.stderr
+        assert "accepts no joining hosts: it was started without --accept-agents" in refused.stderr
         assert listens(driver) == set()
 
         link = elasticrun("page").stdout

@@ -225,7 +225,7 @@ def test_parameters_reach_the_job_as_flags_do(monkeypatch: pytest.MonkeyPatch, t
     assert pods.history
     assert (pods.discovery, pods.pod_selector, pods.pod_namespace) == ("kubernetes", "app=x", "n")
     assert (pods.slots_from, pods.pod_names, pods.launcher, pods.hosts) == ("cpu", "ip", "none", None)
-    with pytest.raises(SettingsError, match="--durable-keep 3 is without effect"):
+    with pytest.raises(SettingsError, match="--durable-keep 3 has no effect"):
         elastic_driver.run(len, durable_keep=3)
     (tmp_path / "file.yaml").write_text("controller: mpi\n")
     with pytest.raises(SettingsError, match="runs on Gloo only"):

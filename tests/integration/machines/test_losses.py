@@ -154,7 +154,7 @@ def test_agents_without_a_driver_are_seen_and_ended_on_their_machines(tmp_path: 
         agents = [job.agent(host) for host in machines]
         assert (
             job.here("jobs", host=machines[1]).stdout
-            == "no job of yours runs on this machine; elasticrun history lists those that have ended\n"
+            == "no job of yours runs on this machine; elasticrun history lists jobs that have ended\n"
         )
         at = job.mark()
         kill(job.process.pid)

@@ -230,7 +230,7 @@ def test_tuning_flags_set_the_workers_variables(words: str, env: dict[str, str])
         ("-np 5000 true", "host 'localhost' would have 5000 slots"),
         ("-np 2 --no-such-flag true", "unrecognized arguments: --no-such-flag\n"),
         ("-np 2 --stanby 1 true", "unrecognized arguments: --stanby (did you mean --standby?)"),
-        ("-np 2 --max-np 2 --standby 1 --on-change restart true", "--standby is for workers that reset in place"),
+        ("-np 2 --max-np 2 --standby 1 --on-change restart true", "--standby needs workers that reset in place"),
         ("-np 2 --min_np=1 true", "unrecognized arguments: --min_np=1 (did you mean --min-np?)"),
         ("-np 2 --host true", "ambiguous option: --host"),
         ("-np 2 --mpi --gloo true", "not allowed with argument"),
@@ -243,7 +243,7 @@ def test_tuning_flags_set_the_workers_variables(words: str, env: dict[str, str])
             "cannot read -H 'localhost:2,localhost:3': host 'localhost' is named",
         ),
         ("-np 2 -H , true", "no hosts"),
-        ("-np 2 --join-token-file x true", "--join-token-file is without effect: give --accept-agents too"),
+        ("-np 2 --join-token-file x true", "--join-token-file has no effect: give --accept-agents, too"),
         ("-np 2 --rsh-agent a --launcher-command b true", "give either --rsh-agent or --launcher-command, not both"),
         ("-np 2 --port-range x true", "'x' is not a range of ports"),
         ("-np 2 --launcher-command a --launcher-bootstrap b true", "invalid choice"),
@@ -255,9 +255,12 @@ def test_tuning_flags_set_the_workers_variables(words: str, env: dict[str, str])
         ("-np 2 --blacklist-cooldown-range 1 true", "--blacklist-cooldown-range: 'true' is not a number"),
         ("-np 2 --blacklist-cooldown-range 9 3 true", "lower bound first"),
         ("-np 2 --cycle-time-ms nan true", "--cycle-time-ms nan is not a number"),
-        ("-np 2 --cycle-time-ms inf true", "--cycle-time-ms inf is above 1000000000, the most it may be"),
-        ("-np 2 --fusion-threshold-mb 99999999999 true", "--fusion-threshold-mb 99999999999 is above 1000000000"),
-        ("-np 2 --gloo-timeout-seconds 20000000 true", "--gloo-timeout-seconds 2e+07 is above 1e+07"),
+        ("-np 2 --cycle-time-ms inf true", "--cycle-time-ms inf is above the maximum of 1000000000"),
+        (
+            "-np 2 --fusion-threshold-mb 99999999999 true",
+            "--fusion-threshold-mb 99999999999 is above the maximum of 1000000000",
+        ),
+        ("-np 2 --gloo-timeout-seconds 20000000 true", "--gloo-timeout-seconds 2e+07 is above the maximum of 1e+07"),
         ("-np 2 --cache-capacity -1 true", "--cache-capacity -1 is not a number, 0 or above"),
         ("-np 2 --autotune --autotune-gaussian-process-noise 2 true", "is not within 0 to 1"),
         ("-np 2 --elastic-timeout soon true", "argument --elastic-timeout: 'soon' is not a number"),
@@ -344,7 +347,7 @@ def test_help_on_a_subcommand_and_on_nothing_that_there_is(capsys: pytest.Captur
     assert printed(["help", "drain"], capsys).startswith("usage: elasticrun drain")
     assert printed(["help", "resume"], capsys).startswith("usage: elasticrun resume")
     assert main(["help", "sailing"]) == 2
-    assert "there is no help on sailing: it is no subcommand, and none of torchrun, " in capsys.readouterr().err
+    assert "no help on sailing: it is not a subcommand and not one of torchrun, " in capsys.readouterr().err
 
 
 def test_the_help_tells_every_exit_code() -> None:

@@ -56,7 +56,7 @@ def test_problems_come_first_each_with_what_to_do() -> None:
 
 def test_hosts_the_network_and_the_allreduce() -> None:
     lines = text_of(checkup(), []).splitlines()
-    assert lines[0] == f"elasticrun doctor {__version__}: 3 hosts, nothing to complain of"
+    assert lines[0] == f"elasticrun doctor {__version__}: 3 hosts, no problems found"
     words = [line.split() for line in lines]
     assert words[3][:6] == ["node1", "3.12.3", "2.9.0+cu128", "8", "x", "NVIDIA"]
     assert words[3][-2:] == ["-3200.0±0.5", "ms"]

@@ -48,14 +48,14 @@ WORDS: list[tuple[Event, str]] = [
         HostsDiscovered(
             (), (Departure("a", "its pod is deleted", 30.0),), frozenset("b"), answered=False, preparing=frozenset("c")
         ),
-        "hosts: none; a goes away in 30 s: its pod is deleted; not up: b; importing: c; discovery still fails",
+        "hosts: none; a is going away in 30 s: its pod is deleted; not up: b; importing: c; discovery still fails",
     ),
     (
         HostsDiscovered(tuple(Host(f"n{each}", 1) for each in range(8))),
         "hosts: n0:1, n1:1, n2:1, n3:1, n4:1, n5:1 and 2 more",
     ),
     (DiscoveryFailed("it exited with 1"), "host discovery failed: it exited with 1"),
-    (HostsUnusable("a: no Python"), "no host can be used: a: no Python"),
+    (HostsUnusable("a: no Python"), "no usable host: a: no Python"),
     (WorkerStarted(A), "worker a[0] has started"),
     (WorkerReady(A, 0, 0, ReadyCause.START, "", NATIVE), "worker a[0] is ready for its first round"),
     (
@@ -63,14 +63,14 @@ WORDS: list[tuple[Event, str]] = [
         "worker a[0] is ready for the round after round 3: a collective failed (b[1] closed the connection)",
     ),
     (WorkerRunning(A, 3, 7), "worker a[0] trains in round 3, from commit 7"),
-    (WorkerDying(A, 1, "exited with code 1", 0.5), "worker a[0] is about to end: exited with code 1"),
+    (WorkerDying(A, 1, "exited with code 1", 0.5), "worker a[0] is about to exit: exited with code 1"),
     (
         WorkerExited(A, 1, "exited with code 1", 0.5, "ValueError: no\x1b[2J"),
         "worker a[0] exited with code 1 (ValueError: no [2J)",
     ),
-    (WorkerExiting(A), "the script of worker a[0] is over"),
+    (WorkerExiting(A), "worker a[0] has finished its script"),
     (WorkerHung(A, "no heartbeat for 60.0 s", silent=True), "worker a[0] hangs: no heartbeat for 60.0 s"),
-    (WorkerSpared(A), "the script of worker a[0] had ended, so the command around it was not killed"),
+    (WorkerSpared(A), "worker a[0] had finished its script, so the command that wraps it was not killed"),
     (WorkerServing(A, "a:1234"), "worker a[0] serves at a:1234"),
     (WorkerReleased(A), "the chief has released worker a[0]"),
     (ChiefExited(2, 0, "exited with code 0"), "chief 2 exited with code 0"),
@@ -79,12 +79,12 @@ WORDS: list[tuple[Event, str]] = [
         "host a is lost, and worker a[0] with it: it was not heard for 5.0 s",
     ),
     (HostLost("a", "", (), 0.5), "host a is lost"),
-    (HostSilent("a", 5.04), "host a was not heard for 5.0 s"),
-    (HostHeard("a"), "host a is heard again"),
-    (HostsReported((HostHeard("a"), HostHeard("b"))), "host a is heard again; host b is heard again"),
+    (HostSilent("a", 5.04), "host a did not respond for 5.0 s"),
+    (HostHeard("a"), "host a responds again"),
+    (HostsReported((HostHeard("a"), HostHeard("b"))), "host a responds again; host b responds again"),
     (
         WorkersReported((WorkerExiting(A), WorkerExiting(B))),
-        "the script of worker a[0] is over; the script of worker b[1] is over",
+        "worker a[0] has finished its script; worker b[1] has finished its script",
     ),
     (
         WorkersReported(tuple(WorkerStarted(WorkerId("a", slot, 0)) for slot in range(8))),
@@ -97,12 +97,12 @@ WORDS: list[tuple[Event, str]] = [
     (DrainRequested("a", None, "elasticrun drain"), "host a is to be drained: elasticrun drain"),
     (
         DrainRequested("a", 1, "a notice", within_s=30.0),
-        "slot 1 of host a is to be drained, which has 30 s left: a notice",
+        "slot 1 of host a is to be drained, 30 s left: a notice",
     ),
     (DrainRequested("a", None, "elasticrun drain", undo=True), "host a may be used again: elasticrun drain"),
-    (StopRequested(15, "SIGTERM"), "the job is to end: SIGTERM"),
+    (StopRequested(15, "SIGTERM"), "the job has been asked to end: SIGTERM"),
     (DriverFailed("KeyError: 1"), "internal error of the driver: KeyError: 1"),
-    (TimerExpired(), "a time limit or a pause is over"),
+    (TimerExpired(), "a time limit or a pause has expired"),
 ]
 
 

@@ -77,12 +77,12 @@ def test_programs_read_json_and_shells_ids(history: Path) -> None:
 
 
 def test_an_empty_one(runtime: Path) -> None:
-    assert elasticrun("history").stdout == "no job of yours is kept yet\n"
+    assert elasticrun("history").stdout == "the history holds no job of yours yet\n"
     assert elasticrun("history", "--json").stdout == "[]\n"
-    assert "no job of yours is kept yet: name a file" in elasticrun("report").stderr
+    assert "the history holds no job of yours yet: name a file" in elasticrun("report").stderr
     assert elasticrun("history", XDG_STATE_HOME="", HOME="/").stderr == (
-        "elasticrun: error: there is no history of jobs: there is no home folder (HOME); XDG_STATE_HOME may name a "
-        "folder for it\n"
+        "elasticrun: error: cannot find the history of jobs: there is no home folder (HOME); set XDG_STATE_HOME to "
+        "a folder for it\n"
     )
 
 
@@ -111,9 +111,13 @@ def test_a_report_of_a_job_of_the_history(history: Path, words: tuple[str, ...],
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("a",), f"several jobs begin with a: {BAD}, {GOOD}"),
-        (("d",), f"there is no file d, and no job in the history begins so: {RUNS}, {KILLED}, {BAD} and 1 more"),
-        (("aa", "--job", "aa"), "--job is for a file with several jobs: name the file"),
+        (("a",), f"several job ids begin with a: {BAD}, {GOOD}"),
+        (
+            ("d",),
+            f"there is no file d, and no job in the history has an id that begins so: {RUNS}, {KILLED}, {BAD} and 1 "
+            "more",
+        ),
+        (("aa", "--job", "aa"), "--job selects a job in a file with several jobs: name the file, too"),
         (("aa/bb",), "cannot read the event log aa/bb: No such file"),
     ],
 )
@@ -135,13 +139,13 @@ def test_whoever_asks_for_a_job_that_has_ended_is_led_to_the_history(history: Pa
     ran = elasticrun(subcommand, "ab")
     assert ran.returncode == 2
     assert ran.stderr == (
-        f"elasticrun: error: job {BAD} ended 119 min ago with exit code 1: worker a[0] failed [31m; elasticrun page "
-        "ab000000 and elasticrun report ab000000 show it\n"
+        f"elasticrun: error: job {BAD} ended 119 min ago with exit code 1: worker a[0] failed [31m; see elasticrun "
+        "page ab000000 or elasticrun report ab000000\n"
     )
     ran = elasticrun(subcommand, "b0")
-    assert f"job {KILLED} has no driver any more, which was killed 9 min ago; elasticrun page b0000000" in ran.stderr
+    assert f"the driver of job {KILLED} was killed 9 min ago; see elasticrun page b0000000" in ran.stderr
     assert elasticrun(subcommand, "d").stderr == (
-        "elasticrun: error: no job of yours runs on this machine; elasticrun history lists those that have ended\n"
+        "elasticrun: error: no job of yours runs on this machine; elasticrun history lists jobs that have ended\n"
     )
 
 
@@ -191,14 +195,14 @@ def test_a_page_goes_through_a_link_and_into_the_standard_output(
 
 @pytest.mark.parametrize("subcommand", ["page", "status", "stacks", "end", "jobs"])
 def test_one_of_several_jobs_that_have_ended_is_to_be_named(history: Path, subcommand: str) -> None:
-    assert elasticrun(subcommand, "a").stderr == (f"elasticrun: error: several jobs begin with a: {BAD}, {GOOD}\n")
+    assert elasticrun(subcommand, "a").stderr == (f"elasticrun: error: several job ids begin with a: {BAD}, {GOOD}\n")
 
 
 @pytest.mark.parametrize(
     ("page", "words", "why"),
     [
         ("", ("--operator",), "exit code 0: all is done: there is nothing left to operate"),
-        (None, (), f"there is no page of job {GOOD}: it had none (--no-page), or its driver was killed at once"),
+        (None, (), f"no page was kept for job {GOOD}: it was started with --no-page, or its driver was killed early"),
         ("{", (), f"the page of job {GOOD} is damaged ("),
         ("[]", (), f"the page of job {GOOD} is damaged ("),
         ('{"version": 7}', (), "cannot show a page that was recorded in version 7: this is version 1"),
@@ -212,7 +216,7 @@ def test_a_page_that_cannot_be_shown(history: Path, page: str | None, words: tup
     assert (ran.returncode, ran.stdout) == (2, "")
     assert why in ran.stderr
     if not words:
-        assert ran.stderr.endswith("; elasticrun report aa000000 tells what happened\n")
+        assert ran.stderr.endswith("; elasticrun report aa000000 shows what happened\n")
 
 
 def test_a_page_of_no_job_is_written_nowhere(history: Path) -> None:

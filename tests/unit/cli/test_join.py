@@ -77,7 +77,7 @@ def test_a_file_that_others_may_read_is_said(token: str, capsys: pytest.CaptureF
     assert capsys.readouterr().err == ""
     Path(token).chmod(0o604)
     read([*WORDS, "--join-token-file", token], {})
-    assert capsys.readouterr().err == (f"elasticrun: warning: the join token's file {token}: all users may read it\n")
+    assert capsys.readouterr().err == (f"elasticrun: warning: the join token's file {token}: all users can read it\n")
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ def test_a_file_that_others_may_read_is_said(token: str, capsys: pytest.CaptureF
         ("--driver https://a:1#sha256:x --slots 1", "behind its # has to stand sha256:"),
         (
             f"--driver https://a:1#sha256:{DIGITS} --driver https://a:1 --slots 1",
-            "the addresses given by --driver are not of one driver",
+            "the --driver addresses belong to different drivers",
         ),
         ("--driver https://a:1 --slots x", "argument --slots: 'x' is not an integer"),
         ("--driver https://a:1 --slots 0", "--slots 0 is not within 1 to 4096"),
         ("--driver https://a:1 --slots 5000", "--slots 5000 is not within 1 to 4096"),
         ("--driver https://a:1 --slots 2 --host a/b", "cannot read 'a/b' as a host"),
-        ("--driver https://a:1 --slots 2 --host a:3", "--host 'a:3' has other slots than --slots 2"),
+        ("--driver https://a:1 --slots 2 --host a:3", "--host 'a:3' conflicts with --slots 2"),
         (
             "--driver https://a:1 --slots 2 --label spot --label spot",
             "argument --label: the label 'spot' is there twice",

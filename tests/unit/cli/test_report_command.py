@@ -112,13 +112,13 @@ def test_lines_that_cannot_be_read_are_said(log: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["{log}", "-o", "{folder}/job.png"], "ends with .html or .svg"),
+        (["{log}", "-o", "{folder}/job.png"], "must end with .html or .svg"),
         (["{log}", "-o", "{folder}/absent/job.svg"], "cannot write .*: No such file"),
         (["{log}", "-o", "/dev/full/job.svg"], "cannot write .*: Not a directory"),
         (["{folder}/absent"], "cannot read the event log .*: No such file"),
         (["{folder}"], "cannot read the event log .*: Is a directory"),
-        (["/dev/null"], "tells of no job$"),
-        (["{log}", "--job", "beef"], "tells of no job beef"),
+        (["/dev/null"], "contains no job$"),
+        (["{log}", "--job", "beef"], "contains no job beef"),
     ],
 )
 def test_what_cannot_be(log: Path, words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,7 +76,7 @@ def test_figures_of_the_training() -> None:
     assert "from commit 12, 1 reset\n1 suspected, 5.19 steps/s, commit 31, step 340, goodput 93.3 %\n\n" in shown
     reported = {"loss": 0.312345, "accuracy\x1b[1m": None, **{f"n{index}": 1e9 for index in range(5)}}
     shown = " ".join(page("3f2a", {**ANSWER, **more, "figures": reported}).split())
-    assert "goodput 93.3 %, loss 0.3123, accuracy [1m nan, n0 1e+09, n1 1e+09, 3 figures more HOST" in shown
+    assert "goodput 93.3 %, loss 0.3123, accuracy [1m nan, n0 1e+09, n1 1e+09, 3 more figures HOST" in shown
     assert "\x1b" not in shown
     # Of workers that are restarted, and before anything is known of them.
     assert "commit" not in page("3f2a", {**ANSWER, **more, "on_change": "restart"})

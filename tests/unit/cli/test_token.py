@@ -30,7 +30,7 @@ def test_no_file_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path = tmp_path / "token"
     path.write_text("mine")
     assert main(["token", str(path)]) == 2
-    assert "there is such a file already" in capsys.readouterr().err
+    assert "the file exists already" in capsys.readouterr().err
     assert path.read_text() == "mine"
     assert main(["token", str(tmp_path / "absent" / "token")]) == 2
     assert "cannot write a token to" in capsys.readouterr().err

@@ -223,7 +223,7 @@ def test_a_job_that_is_taken_over_goes_on_as_it_was_started(taken: Path) -> None
         assert "0123" in (taken / LOCK).read_text()
         assert told.lines == []
         (warning,) = told.warnings
-        assert warning.endswith("what differs now is without effect: -np, --min-np, the tuning flags")
+        assert warning.endswith("what differs now has no effect: -np, --min-np, the tuning flags")
         journal.give_up()
 
 

@@ -50,16 +50,16 @@ def test_names_of_protected_hosts_are_read_from_all_that_are_given(given: Any) -
         ({"cooldown_range_s": (1,)}, "argument --blacklist-cooldown-range: expected 2 arguments"),
         ({"hosts": "a:2", "hostfile": "x"}, "not allowed with argument"),
         ({"mpi": True, "mpi_args": "'a"}, "cannot read --mpi-args: No closing quotation"),
-        ({"hosts": "-me@a:2"}, "cannot read -H '-me@a:2': cannot read '-me' as a login name, in front of host 'a:2'"),
+        ({"hosts": "-me@a:2"}, "cannot read -H '-me@a:2': cannot read '-me' as a login name before host 'a:2'"),
         ({"hosts": "@a:2"}, "cannot read '' as a login name"),
-        ({"hosts": "a:2,me@ rack=1"}, "cannot read 'me' as a login name, in front of host ''"),
+        ({"hosts": "a:2,me@ rack=1"}, "cannot read 'me' as a login name before host ''"),
         ({"hosts": "me@a:2,you@a:1"}, "host 'a' is named twice"),
         (
             {"hosts": "me@a:2", "rsh_agent": "rsh"},
-            "the login name in me@a is for ssh, which --rsh-agent takes the place",
+            "the login name in me@a applies to ssh, which --rsh-agent replaces",
         ),
-        ({"hosts": "me@a:2", "mpi": True}, "mpirun takes no login names: me"),
-        ({"port_range": "many"}, "argument --port-range: 'many' is not a range of ports like 40000-40999"),
+        ({"hosts": "me@a:2", "mpi": True}, "mpirun does not accept login names: me"),
+        ({"port_range": "many"}, "argument --port-range: 'many' is not a range of ports such as 40000-40999"),
         ({"port_range": (1, "x")}, "argument --port-range: 'x' is not an integer"),
         ({"rsh_agent": "'a"}, "argument --rsh-agent: No closing quotation"),
         ({"rsh_agent": " "}, "--rsh-agent is empty"),
@@ -73,7 +73,7 @@ def test_what_cannot_be_read(values: dict[str, Any], complaint: str) -> None:
 
 
 def test_a_name_that_is_no_setting_is_a_mistake_of_the_caller() -> None:
-    with pytest.raises(TypeError, match="no setting is called elastic_timeout"):
+    with pytest.raises(TypeError, match="there is no setting named elastic_timeout"):
         make(elastic_timeout=3)
 
 
@@ -157,7 +157,7 @@ def test_the_config_files_interfaces_hold(tmp_path: Path) -> None:
 
 def test_words_for_mpirun_without_mpirun_are_told_of() -> None:
     settings = settings_from({"num_proc": 2, "command": ["a"], "mpi_args": "x", "binding_args": "y"}, {})
-    assert settings.remarks == ("--mpi-args and --binding-args without --mpi: it has no effect, no mpirun runs",)
+    assert settings.remarks == ("--mpi-args and --binding-args without --mpi: no effect, since no mpirun is run",)
     assert settings_from({"num_proc": 2, "command": ["a"]}, {}).remarks == ()
 
 
@@ -175,11 +175,11 @@ def test_a_journal_is_a_folder_or_in_etcd(monkeypatch: pytest.MonkeyPatch, tmp_p
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"journal": "etcd://a/jobs/b"}, "go together"),
-        ({"journal": "etcd://a/jobs/b", "journal_key": ""}, "go together"),
+        ({"journal": "etcd://a/jobs/b"}, "must be given together"),
+        ({"journal": "etcd://a/jobs/b", "journal_key": ""}, "must be given together"),
         ({"journal": "kept", "journal_key": "key"}, "a folder has no key"),
-        ({"journal_key": "key"}, "--journal-key is without effect"),
-        ({"journal": "http://a/jobs/b"}, "a journal is in a folder, or in etcd"),
+        ({"journal_key": "key"}, "--journal-key has no effect"),
+        ({"journal": "http://a/jobs/b"}, "a journal is either in a folder or in etcd"),
     ],
 )
 def test_its_key_goes_with_a_place_in_etcd(given: dict[str, str], why: str) -> None:
@@ -194,9 +194,9 @@ def test_what_each_driver_of_a_command_reads_is_no_pipe(tmp_path: Path) -> None:
     file.touch()
     in_etcd = {"journal": "etcd://a/jobs/b", "accept_agents": True}
     nodes = {"torchrun": {"nnodes": "2", "rdzv_endpoint": "node0:29400"}}
-    with pytest.raises(SettingsError, match=f"--journal-key {pipe} is a pipe, which can be read once"):
+    with pytest.raises(SettingsError, match=f"--journal-key {pipe} is a pipe, which can be read only once"):
         make(**in_etcd, journal_key=pipe)
-    with pytest.raises(SettingsError, match=f"--join-token-file {pipe} is a pipe, which can be read once"):
+    with pytest.raises(SettingsError, match=f"--join-token-file {pipe} is a pipe, which can be read only once"):
         settings_from({"command": ["a"], **in_etcd, **nodes, "journal_key": file, "join_token_file": pipe}, {})
     assert (
         make(**in_etcd, journal_key=file, join_token_file=pipe).join_token_file == pipe

@@ -50,7 +50,7 @@ def test_who_else_reads(tmp_path: Path) -> None:
     path = tmp_path / "token"
     assert who_else_reads(path) == "", "reading it tells"
     path.write_text(TOKEN)
-    for mode, text in ((0o600, ""), (0o640, ""), (0o644, "all users may read it")):
+    for mode, text in ((0o600, ""), (0o640, ""), (0o644, "all users can read it")):
         path.chmod(mode)
         assert who_else_reads(path) == text
 

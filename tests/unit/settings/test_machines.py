@@ -15,7 +15,7 @@ def test_port_ranges() -> None:
     assert read_port_range(" 4000 - 4999 ") == (4000, 4999)
     assert read_port_range("4000") == (4000, 4000)
     for text in ("", "-", "4000-", "-5", "a-b", "1-2-3", "1" * 5000, "4000:5000"):
-        with pytest.raises(ValueError, match="is not a range of ports like"):
+        with pytest.raises(ValueError, match="is not a range of ports such as"):
             read_port_range(text)
 
 
@@ -36,11 +36,11 @@ def test_passed_variables() -> None:
     ("word", "complaint"),
     [
         ("ABSENT", "-x ABSENT: the variable is not set here; write -x ABSENT=VALUE"),
-        ("", "-x '' does not begin with the name"),
+        ("", "-x '' does not begin with a variable name"),
         ("=1", "-x '=1' does not begin"),
         ("A B=1", "does not begin"),
         ("1A=1", "does not begin"),
-        ("A=\0", "-x A: its value has a zero byte"),
+        ("A=\0", "-x A: its value contains a NUL byte"),
     ],
 )
 def test_what_cannot_be_passed(word: str, complaint: str) -> None:

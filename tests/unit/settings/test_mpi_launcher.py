@@ -46,8 +46,8 @@ def test_without_hosts_the_mounted_hostfile_is_taken_and_told(environ: dict[str,
     assert made.elastic
     variable = next(name for name in environ if "FILE" in name.upper())
     assert made.remarks == (
-        f"the hosts are those of /etc/mpi/hostfile ({variable}), since no flag names any; with --host-discovery-script "
-        "/etc/mpi/discover_hosts.sh the job follows the replicas",
+        f"using the hosts in /etc/mpi/hostfile ({variable}), since no flag names hosts; with "
+        "--host-discovery-script /etc/mpi/discover_hosts.sh the job follows changes of the replicas",
     )
 
 

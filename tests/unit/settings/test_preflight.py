@@ -43,8 +43,8 @@ def make(**values: Any) -> Settings:
         ({"ssh_identity_file": "/no/such"}, "cannot read the file /no/such (--ssh-identity-file)"),
         ({"rsh_agent": ("/no/such", "-q")}, "cannot find --rsh-agent '/no/such': there is no such file"),
         ({"event_log": Path("/no/such/folder/x")}, "there is no folder /no/such/folder"),
-        ({"output_filename": Path("/dev/null/x")}, "cannot make the folder /dev/null/x (--output-filename): "),
-        ({"output_filename": Path("/dev/null")}, "cannot make the folder /dev/null (--output-filename): "),
+        ({"output_filename": Path("/dev/null/x")}, "cannot create the folder /dev/null/x (--output-filename): "),
+        ({"output_filename": Path("/dev/null")}, "cannot create the folder /dev/null (--output-filename): "),
         ({"durable_dir": Path("/dev/null/x")}, "cannot use the folder /dev/null/x (--durable-dir): "),
     ],
 )
@@ -158,7 +158,7 @@ def test_the_output_folder_is_made(tmp_path: Path) -> None:
 
 
 def test_what_has_no_effect_any_more_is_said() -> None:
-    told = "--tls has no effect any more: connections between machines are always encrypted"
+    told = "--tls has no effect: connections between machines are always encrypted"
     assert preflight(make(tls=True)) == [told]
 
 
@@ -171,8 +171,8 @@ def test_folders_that_others_can_write_to_are_said(tmp_path: Path) -> None:
     for folder in folders:
         folder.chmod(0o1777)
     assert preflight(settings) == [
-        f"the folder {folders[0]} (--durable-dir): all users can write to it; who can write to it can change what the "
-        "job goes on from"
+        f"the folder {folders[0]} (--durable-dir): all users can write to it; anyone who can write to it can change "
+        "the commits that the job resumes from"
     ]
     for folder in folders:
         folder.chmod(0o777)
@@ -192,11 +192,12 @@ def test_a_join_token_that_others_can_read_is_said(tmp_path: Path) -> None:
     assert preflight(settings) == []
     token.chmod(0o644)
     assert preflight(settings) == [
-        f"the file {token} (--join-token-file): all users may read it; who can read it can join the job: chmod 600 it"
+        f"the file {token} (--join-token-file): all users can read it; anyone who can read it can join the job: run "
+        "chmod 600 on it"
     ]
     token.chmod(0o600)
     key = tmp_path / "key"
     key.touch(0o644)
     in_etcd = JournalPlace(url="etcd://a/jobs/b", key=key)
     (told,) = preflight(make(accept_agents=True, hosts=(Host("a", 4),), journal=in_etcd))
-    assert told.startswith(f"the file {key} (--journal-key): all users may read it; ")
+    assert told.startswith(f"the file {key} (--journal-key): all users can read it; ")

@@ -63,7 +63,7 @@ def test_no_device(tmp_path: Path) -> None:
     assert count_gpus({}, root=tmp_path) == 0
     assert count_processes("auto", {}, root=tmp_path) == processors
     assert count_processes("cpu", {}, root=tmp_path) == processors
-    with pytest.raises(ValueError, match="no GPU that is visible here"):
+    with pytest.raises(ValueError, match="no GPU is visible on this machine"):
         count_processes("gpu", {}, root=tmp_path)
 
 
@@ -77,5 +77,5 @@ def test_numbers_and_rubbish() -> None:
     assert count_processes(" 3 ", {}) == 3
     assert count_processes("-3", {}) == -3
     for text in ("", "two", "1.5", "gpus"):
-        with pytest.raises(ValueError, match="neither a number nor auto, cpu, gpu or xpu"):
+        with pytest.raises(ValueError, match="is not a number, auto, cpu, gpu or xpu"):
             count_processes(text, {})

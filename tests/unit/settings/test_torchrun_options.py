@@ -75,7 +75,7 @@ def test_signals_that_end_the_job() -> None:
     assert settings("--standalone", "train.py", env=env).more_signals == ("SIGTERM", "SIGUSR2")
     assert settings("--standalone", "--signals-to-handle", "SIGALRM", "x.py", env=env).more_signals == ("SIGALRM",)
     env = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGSTOP"}
-    assert "TORCHELASTIC_SIGNALS_TO_HANDLE: 'SIGSTOP' is none of" in refusal("--standalone", "train.py", env=env)
+    assert "TORCHELASTIC_SIGNALS_TO_HANDLE: 'SIGSTOP' is not one of" in refusal("--standalone", "train.py", env=env)
 
 
 @pytest.mark.parametrize("words", [["--standalone"], ["--max-restarts", "1"], ["--role", "x"], ["-m"]])
@@ -158,31 +158,31 @@ def test_a_token_for_any_number_of_nodes() -> None:
     assert settings("--nnodes", "2", "--rdzv-endpoint", "n:1", *words, "train.py").join_token_file == Path("/token")
     assert settings("--nnodes", "1", *words, "train.py").join_token_file is None
     assert settings("--accept-agents", *words, "train.py").join_token_file == Path("/token")
-    assert "without effect" in refusal("-np", "2", "--role", "x", "--join-token-file", "/token", "train.py")
+    assert "has no effect" in refusal("-np", "2", "--role", "x", "--join-token-file", "/token", "train.py")
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("--nproc-per-node x", "--nproc-per-node: 'x' is neither a number nor auto, cpu, gpu or xpu"),
+        ("--nproc-per-node x", "--nproc-per-node: 'x' is not a number, auto, cpu, gpu or xpu"),
         ("--nproc-per-node 0", "--nproc-per-node: 0 is below 1"),
         ("--nproc-per-node 99999999", "is above 65536"),
         ("--nnodes 0", "--nnodes: 0 is not within 1 to"),
-        ("--nnodes 3:2", "--nnodes: '3:2' has more nodes at least than at most"),
-        ("--nnodes 1:2:3", "--nnodes: '1:2:3' is neither a number of nodes nor MIN:MAX"),
+        ("--nnodes 3:2", "--nnodes: '3:2' has a minimum above its maximum"),
+        ("--nnodes 1:2:3", "--nnodes: '1:2:3' is not a number of nodes or MIN:MAX"),
         ("--nnodes 2:", "--nnodes: '' is not an integer"),
         ("--nnodes 2", "--nnodes up to 2 needs --rdzv-endpoint HOST:PORT"),
         ("--nnodes 2 --rdzv-endpoint node0:x", "--rdzv-endpoint: 'node0:x' is not of the form HOST:PORT"),
-        ("--nnodes 2 --rdzv-endpoint node0:0", "--rdzv-endpoint: 0 is not a port that other nodes could know"),
-        ("--nnodes 2 --master-addr n --master-port 70000", "argument --master-port: '70000' is no port"),
+        ("--nnodes 2 --rdzv-endpoint node0:0", "--rdzv-endpoint: 0 is not a fixed port"),
+        ("--nnodes 2 --master-addr n --master-port 70000", "argument --master-port: '70000' is not a port"),
         ("--nnodes 2 --standalone", "--standalone is for one node"),
-        ("--node-rank 1", "--node-rank: 1 is none of the 1 nodes"),
+        ("--node-rank 1", "--node-rank: 1 is not the rank of one of the 1 nodes"),
         ("--node-rank -1", "--node-rank: -1 is not within 0"),
-        ("--rdzv-backend etcd", "--rdzv-backend: 'etcd' is none of static, c10d, elastic; leave it away"),
-        ("--rdzv-backend etcd-v2", "'etcd-v2' is none of"),
+        ("--rdzv-backend etcd", "--rdzv-backend: 'etcd' is not one of static, c10d, elastic; drop it"),
+        ("--rdzv-backend etcd-v2", "'etcd-v2' is not one of"),
         ("--rdzv-conf join_timeout", "--rdzv-conf: 'join_timeout' is not of the form KEY=VALUE"),
         ("--rdzv-conf join_timeout=0", "join_timeout: '0' is not a number of seconds above 0"),
-        ("--rdzv-conf jion_timeout=1", "'jion_timeout' is none of close_timeout,"),
+        ("--rdzv-conf jion_timeout=1", "'jion_timeout' is not one of close_timeout,"),
         ("--rdzv-conf store_type=file", "store_type 'file': elasticrun keeps the store itself"),
         ("--rdzv-conf is_host=perhaps", "is_host 'perhaps' is neither true nor false"),
         ("--max-restarts x", "--max-restarts: 'x' is not an integer"),
@@ -190,14 +190,14 @@ def test_a_token_for_any_number_of_nodes() -> None:
         ("--redirects 9", "--redirects: '9' is neither 0"),
         ("-t x", "--tee: 'x' is neither 0"),
         ("--local-ranks-filter a", "--local-ranks-filter: 'a' is not a list of local ranks"),
-        ("--logs-specs mine", "--logs-specs: 'mine' is none of default; leave it away: --log-dir"),
-        ("--event-log-handler console", "--event-log-handler: 'console' is none of null; leave it away: --event-log"),
-        ("--start-method clone", "--start-method: 'clone' is none of spawn, fork, forkserver"),
+        ("--logs-specs mine", "--logs-specs: 'mine' is not one of default; drop it: use --log-dir"),
+        ("--event-log-handler console", "--event-log-handler: 'console' is not one of null; drop it: --event-log"),
+        ("--start-method clone", "--start-method: 'clone' is not one of spawn, fork, forkserver"),
         ("--monitor-interval soon", "--monitor-interval: 'soon' is not a number of seconds"),
         ("--shutdown-timeout -1", "--shutdown-timeout: -1 is not a number of seconds, 0 or above"),
-        ("--signals-to-handle SIGTERM,SIGKILL", "--signals-to-handle: 'SIGKILL' is none of SIGTERM,"),
-        ("--numa-binding all", "--numa-binding: 'all' is none of node, socket, exclusive, core-complex"),
-        ("-m --no-python", "--no-python: not with --module"),
+        ("--signals-to-handle SIGTERM,SIGKILL", "--signals-to-handle: 'SIGKILL' is not one of SIGTERM,"),
+        ("--numa-binding all", "--numa-binding: 'all' is not one of node, socket, exclusive, core-complex"),
+        ("-m --no-python", "--no-python cannot be combined with --module"),
         ("-np 2 --nproc-per-node 2", "give either --nproc-per-node or -np, not both"),
         ("-H a:2 --nnodes 2", "give either --nnodes or -H, not both"),
         ("--host-discovery-script x --rdzv-id y", "give either --rdzv-id or --host-discovery-script, not both"),
@@ -243,7 +243,7 @@ def test_beside_np_and_hosts() -> None:
 def test_what_is_without_effect_is_told() -> None:
     made = settings("--rdzv-conf", "read_timeout=3,keep_alive_interval=1,close_timeout=2", "train.py")
     assert [remark.partition(" ")[0] for remark in made.remarks] == ["read_timeout", "keep_alive_interval"]
-    assert all("without effect" in remark for remark in made.remarks)
+    assert all("has no effect" in remark for remark in made.remarks)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
