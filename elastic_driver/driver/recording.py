@@ -429,6 +429,5 @@ def _warn_of_differences(given: Settings, kept: Settings, tell: Teller) -> None:
     said = dict.fromkeys(filter(None, (FLAGS.get(name) or _IN_WORDS.get(name) for name in differ)))
     if said:
         tell.warning(
-            f"the job that is taken over goes on as it was started; what differs now has no effect: "
-            f"{', '.join(said)}"
+            f"the job that is taken over goes on as it was started; what differs now has no effect: {', '.join(said)}"
         )

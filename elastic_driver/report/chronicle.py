@@ -80,8 +80,8 @@ _MOST_LAST_WORDS = 1024
 _MOST_FOLDERS, _NAMED_FOLDERS = 64, 6
 # What users should know of the backend of a round. Each driver of a job says it once.
 _OF_BACKENDS: Mapping[Backend | None, str] = {
-    Backend.HOROVOD: "the workers run Horovod's own library: connections between them are neither encrypted nor proven "
-    "to be each other's",
+    Backend.HOROVOD: "the workers run Horovod's own library: connections between them are neither encrypted "
+    "nor authenticated",
     Backend.TORCH: "PyTorch's Gloo carries the collectives, which is slower: ELASTIC_DRIVER_BACKEND asks for it, or a "
     "worker lacks the native extension (where it runs, `elasticrun --check-build` says why)",
 }
@@ -240,8 +240,8 @@ class Chronicle:
         self._failed.append(listener)
         at = "".join(f", {frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:])
         self.warning(
-            f"{type(listener).__name__} missed something of the job, which goes on; what it shows may be wrong from "
-            f"here on: {type(error).__name__}: {error}{at}"
+            f"{type(listener).__name__} failed on an event of the job; the job continues, but its output may be "
+            f"wrong from here on: {type(error).__name__}: {error}{at}"
         )
 
     def stands(self, standing: Standing) -> None:
@@ -477,7 +477,7 @@ class Chronicle:
         if len(self._folders) > _MOST_FOLDERS:
             del self._folders[next(iter(self._folders))]
         if folder.troubled >= 2 and folder.troubled.bit_count() == 1:
-            self.warning(f"commits do not reach the disc: the newest is {folder}")
+            self.warning(f"commits are not reaching the disk: the newest is {folder}")
 
     def stood_still(self, stood_s: float, *, ended_s: float = 0.0, trained: bool = False) -> None:
         """The driver was stopped, or starved, for so long. What changes cost is measured without that.
@@ -519,7 +519,7 @@ class Chronicle:
     def _standstill_notes(self) -> list[tuple[str, bool]]:
         if not self._stood_still_s:
             return []
-        return [(f"the driver stood still for {self._stood_still_s:.0f} s in all, which is not counted above", False)]
+        return [(f"the driver stood still for {self._stood_still_s:.0f} s in total, which is not counted above", False)]
 
     def _goodput_notes(self) -> list[tuple[str, bool]]:
         booked = self.goodput.job()
@@ -528,9 +528,9 @@ class Chronicle:
     def _disc_notes(self) -> list[tuple[str, bool]]:
         """What the summary says of commits on disc, and which of it is a warning."""
         folders = sorted(self._folders.values(), key=lambda folder: -folder.report.written)
-        notes = [(f"on disc: {folder}", bool(folder.report.trouble)) for folder in folders[:_NAMED_FOLDERS]]
+        notes = [(f"on disk: {folder}", bool(folder.report.trouble)) for folder in folders[:_NAMED_FOLDERS]]
         more = len(folders) - len(notes)
-        return notes + ([(f"on disc: {more} folders more, none of them further", False)] if more else [])
+        return notes + ([(f"on disk: {more} more folders, none with a newer commit", False)] if more else [])
 
     @property
     def live(self) -> bool:

@@ -445,7 +445,9 @@ class Console:
             dropped, self._dropped = self._dropped, 0
             self._backlog += len(data)
         if dropped:
-            self._queue.put(("stderr", f"elasticrun: warning: {dropped} bytes of output dropped: not read\n".encode()))
+            self._queue.put(
+                ("stderr", f"elasticrun: warning: {dropped} bytes of output dropped: nobody read them\n".encode())
+            )
         self._queue.put((stream, data))
 
     def _write_all(self) -> None:
@@ -473,5 +475,5 @@ class Console:
             self._descriptors[stream] = None
             other: Stream = "stderr" if stream == "stdout" else "stdout"
             reason = in_words(error)
-            text = f"elasticrun: warning: cannot write to {stream}: {reason}; going on without it\n"
+            text = f"elasticrun: warning: cannot write to {stream}: {reason}; continuing without it\n"
             self._write_now(other, text.encode())

@@ -127,7 +127,7 @@ class EventHook:
     def _drop(self) -> None:
         self._dropped += 1
         if self._dropped == 1:
-            self._on_warning(f"{self._subject} does not keep up: events are dropped ({MOST_WAITING} wait for it)")
+            self._on_warning(f"{self._subject} cannot keep up: dropping events ({MOST_WAITING} are queued)")
 
     def _tell(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -153,17 +153,18 @@ class EventHook:
             self._closing = True
             os.write(self._stop_writer, b"x")
             thread.join(_REAP_S + 1.0)
-            more = f", and {counted(left, 'event')} more {'is' if left == 1 else 'are'} not told"
+            more = f", and {left} more {'event was' if left == 1 else 'events were'} dropped"
             self._on_warning(
-                f"{self._subject} had not ended {self._grace_s:g} s after the job and was killed{more if left else ''}"
+                f"{self._subject} was still running {self._grace_s:g} s after the job ended and was "
+                f"killed{more if left else ''}"
             )
         elif self._was_cut:
             number = counted(left, "event")
-            self._on_warning(f"{self._subject} was not told of {number} just before the job's end: it did not keep up")
+            self._on_warning(f"{self._subject} missed {number} at the end of the job: it could not keep up")
         self._tell()
         if self._dropped:
             number = counted(self._dropped, "event")
-            self._on_warning(f"{self._subject} was not told of {number}: it did not keep up")
+            self._on_warning(f"{self._subject} missed {number}: it could not keep up")
         if not thread.is_alive():  # else it may still look at these
             for pipe in (self._stop_reader, self._stop_writer, self._hurry_reader, self._hurry_writer):
                 os.close(pipe)
@@ -206,10 +207,15 @@ class EventHook:
     def _complain(self, event: str, failure: str, output: bytes) -> None:
         if failure not in self._told:
             self._told.add(failure)
-            self._said.put((self._on_warning, f"{self._subject} {failure}, at the event {event}; this is told once"))
+            self._said.put(
+                (
+                    self._on_warning,
+                    f"{self._subject} {failure}, on the event {event}; further failures are not reported",
+                )
+            )
         printed = " | ".join(output.decode(errors="replace").strip().splitlines()[-_OUTPUT_LINES:])[-_MOST_SAID:]
         said = f": {printed}" if printed else " and printed nothing"
-        self._said.put((self._on_detail, f"{self._subject} {failure}, at the event {event}{said}"))
+        self._said.put((self._on_detail, f"{self._subject} {failure}, on the event {event}{said}"))
 
     def _run(self, line: bytes, *, is_last: bool) -> tuple[str, bytes]:
         """Runs it once. Returns how it failed, "" when it has not, and the end of its output."""
@@ -230,7 +236,7 @@ class EventHook:
             ended, output = self._follow(popen, is_last=is_last)
             if not ended:
                 _kill_tree(popen, mark)
-                return f"did not end within {self._run_s:g} s and was killed", output
+                return f"did not exit within {self._run_s:g} s and was killed", output
         except BaseException:
             _kill_tree(popen, mark)
             raise

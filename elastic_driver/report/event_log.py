@@ -83,7 +83,7 @@ class EventWriter:
     def _put(self, work: Callable[[], object], size: int) -> None:
         if self._writer is not None and not self._writer.put(work, size) and not self._late:
             self._late = True
-            self._on_warning(f"{self._what} misses events: the disc does not keep up")
+            self._on_warning(f"{self._what} lacks events: the disk cannot keep up")
 
     def _append(self, data: bytes, event: str = "") -> None:
         """One write for each line, so that it is there as a whole. In the writer's thread."""
@@ -91,9 +91,9 @@ class EventWriter:
             return
         try:
             if os.write(self._descriptor, data) < len(data):
-                self._trouble = "there is no room for a whole line"
+                self._trouble = "no space left for a whole line"
         except BlockingIOError:
-            self._trouble = "there is no room for a whole line"
+            self._trouble = "no space left for a whole line"
         except OSError as error:
             self._trouble = in_words(error)
 
@@ -124,9 +124,9 @@ class EventWriter:
         writer.put(self._close)
         writer.close(timeout_s)
         if self._trouble:
-            self._on_warning(f"cannot write {self._what}: {self._trouble}; going on without it")
+            self._on_warning(f"cannot write {self._what}: {self._trouble}; continuing without it")
         elif writer.lost:
-            self._on_warning(f"{writer.lost} bytes are not in {self._what}: the disc does not keep up")
+            self._on_warning(f"{writer.lost} bytes are missing from {self._what}: the disk cannot keep up")
 
     def __enter__(self) -> Self:
         return self
@@ -195,5 +195,5 @@ def _says(descriptor: int, text: bytes) -> bool:
 def _reading(descriptor: int) -> FileIO:
     """The same file, also where another has its name by now. Raises OSError where it can only be written."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise OSError(errno.ESPIPE, "it is no plain file")
+        raise OSError(errno.ESPIPE, "it is not a regular file")
     return open(f"/proc/self/fd/{descriptor}", "rb", buffering=0)

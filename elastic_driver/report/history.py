@@ -183,18 +183,18 @@ class History(EventWriter):
         if self._is_nowhere:
             self._on_detail(text)
         elif not self._has_warned:
-            self._tell(f"{text}; elasticrun --no-history keeps none")
+            self._tell(f"{text}; elasticrun --no-history turns it off")
         self._has_warned = True
 
     def write(self, event: str, **fields: object) -> None:
         """See EventWriter. Of a log that has grown too large only the goodput and how the job ends are written."""
         if self._trouble:
             # Not closed: there may be room again later, at the latest when the job ends.
-            self._warn(f"cannot write {self._what}: {self._trouble}; going on without it")
+            self._warn(f"cannot write {self._what}: {self._trouble}; continuing without it")
             self._has_gap = True
         elif self._has_gap:
             self._has_gap = False
-            [record] = records_of(Remark("events before this one may be missing: this log had no room", warning=True))
+            [record] = records_of(Remark("events before this one may be missing: the log had no space", warning=True))
             super()._put(functools.partial(self._append, line_of(record, self._instant)), 0)
         if self._is_nowhere or (self._is_cut and event not in _LAST_EVENTS):
             return

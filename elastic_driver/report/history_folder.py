@@ -177,7 +177,7 @@ def open_job(history: Path, job_id: str) -> tuple[Path, int]:
             _remove_unfinished(descriptor, folder)
             return folder, descriptor
         os.close(descriptor)
-    raise OSError(errno.EBUSY, "another process removes it again and again", str(folder))
+    raise OSError(errno.EBUSY, "another process keeps removing it", str(folder))
 
 
 def _remove_unfinished(descriptor: int, folder: Path) -> None:

@@ -92,7 +92,7 @@ class MetricsPage:
             if not self._has_failed:
                 self._has_failed = True
                 self._warn(f"cannot render /metrics (the job is unaffected): {type(error).__name__}: {error}")
-            return WebAnswer(500, f"the driver cannot tell this: {type(error).__name__}: {error}\n".encode())
+            return WebAnswer(500, f"the driver cannot answer this: {type(error).__name__}: {error}\n".encode())
 
 
 class _Levels:
@@ -142,54 +142,57 @@ class _Source:
             "on_change": str(status["on_change"]),
         }
         yield InfoMetricFamily("elastic_driver_job", "The job, and the version of its driver.", labels)
-        yield _one("age_seconds", "Since the job began.", status["age_s"])
+        yield _one("age_seconds", "Seconds since the job began.", status["age_s"])
         phase = "stalled" if status.get("stalled") else status["phase"]
         yield _by_label(
             "job_phase",
-            "1 for where the job stands: it waits for its first workers, starts them, trains, stalls, or resets.",
+            "1 for the current phase of the job: waiting for its first workers, starting them, training, stalled, "
+            "or resetting.",
             "phase",
             {each: float(each == phase) for each in _JOB_PHASES},
         )
-        yield _one("round", "Number of the present round; 0 before the first.", status["round_id"])
-        yield _counter("warnings", "Warnings that the driver has told its user.", self._tally.warnings)
-        yield _counter("takeovers", "Drivers that took the job over from one that died.", self._tally.takeovers)
-        yield _counter("driverless_seconds", "How long the job had no driver.", self._tally.driverless_s)
+        yield _one("round", "Number of the current round; 0 before the first.", status["round_id"])
+        yield _counter("warnings", "Warnings that the driver has logged.", self._tally.warnings)
+        yield _counter("takeovers", "Takeovers of the job by another driver after one died.", self._tally.takeovers)
+        yield _counter("driverless_seconds", "Seconds that the job had no driver.", self._tally.driverless_s)
 
     def _of_changes(self, status: _Status) -> Iterator[Metric]:
         tally = self._tally
         yield _counters(
             "rounds",
-            "Rounds that were formed, by what made them; of several causes the worst.",
+            "Rounds formed, by cause; if there were several causes, the worst.",
             "cause",
             {each: tally.rounds[each] for each in ROUND_CAUSES},
         )
         yield _counters(
             "notices",
-            "What members of rounds were told: that the round is over, or that hosts have changed.",
+            "Notifications sent to members of rounds: the round is over, or hosts have changed.",
             "kind",
             {each.value: tally.notices[each.value] for each in NoticeKind if each is not NoticeKind.NONE},
         )
         yield _histogram(
             "reset_duration_seconds",
-            "From the last thing that a round did before a change until all members of the next round train.",
+            "Seconds from the last activity of a round before a change until all members of the next round train.",
             tally.stalls,
         )
-        yield _counter("stall_seconds", "What changes have cost, until all members trained again.", tally.stall_s)
+        yield _counter("stall_seconds", "Seconds lost to changes, until all members trained again.", tally.stall_s)
         if tally.lost_s is not None:
-            yield _counter("lost_training_seconds", "Training that losses have taken back.", tally.lost_s)
+            yield _counter("lost_training_seconds", "Seconds of training undone by losses.", tally.lost_s)
         if (lost := _number(status.get("lost_steps"))) is not None:
             total = self._levels.total("lost_steps", "", lost)
-            yield _counter("lost_steps", "Steps that were done again after a loss.", total)
-        yield _counter("worker_starts", "Processes of workers that were started.", tally.starts)
-        yield _counter("worker_restarts", "Of these, those in a place that another had before.", tally.restarts)
+            yield _counter("lost_steps", "Steps repeated after a loss.", total)
+        yield _counter("worker_starts", "Worker processes started.", tally.starts)
+        yield _counter(
+            "worker_restarts", "Of these, replacements in a slot that another worker had before.", tally.restarts
+        )
         yield _counters(
             "worker_failures",
-            "Workers that have failed, by how: an exit code, a signal, taken for hung, or lost with their host.",
+            "Failed workers, by kind: exit code, signal, hung, or lost with their host.",
             "cause",
             {each: tally.failures[each] for each in FAILURE_CAUSES},
         )
         yield _counter("hosts_lost", "Hosts that were lost with all their workers.", tally.hosts_lost)
-        yield _counter("hosts_unready", "Times that a host that is wanted could not be had.", tally.hosts_unready)
+        yield _counter("hosts_unready", "Times that a listed host was not usable.", tally.hosts_unready)
 
     def _of_members(self, status: _Status) -> Iterator[Metric]:
         workers, hosts = status["workers"], status["hosts"]
@@ -198,8 +201,10 @@ class _Source:
         for worker in workers:
             phases[worker["phase"]] += 1
             used.add(worker["host"])
-        yield _by_label("workers", "Living workers, by phase.", "phase", phases)
-        yield _one("training_workers", "Members of the round that train.", sum(worker["running"] for worker in workers))
+        yield _by_label("workers", "Running workers, by phase.", "phase", phases)
+        yield _one(
+            "training_workers", "Members of the round that are training.", sum(worker["running"] for worker in workers)
+        )
         states = dict.fromkeys(_HOST_STATES, 0)
         named = {state: set(status[state]) for state in ("blacklisted", "left_out", "silent", "drained")}
         for host in hosts:
@@ -209,7 +214,7 @@ class _Source:
         yield _by_label("hosts", "Hosts that discovery lists and that have an agent, by state.", "state", states)
         yield _one("slots", "Slots of these hosts.", sum(host["slots"] for host in hosts))
         for key, name, text in (
-            ("suspected", "suspected_workers", "Workers that are suspected to hang."),
+            ("suspected", "suspected_workers", "Workers suspected of hanging."),
             ("stragglers", "straggling_workers", "Workers that are slower than the others."),
         ):
             if key in status:
@@ -232,7 +237,7 @@ class _Source:
                 sizes[kind] += one["payload_bytes"]
             yield _counters(
                 "collectives",
-                "Collectives that have finished, each counted by all its ranks.",
+                "Completed collectives, counted once per rank.",
                 "kind",
                 {kind: levels.total("collectives", kind, value) for kind, value in operations.items()},
             )
@@ -245,12 +250,12 @@ class _Source:
         waited_s = _number(status.get("waited_s"))
         if waited_s is not None:
             total_s = levels.total("waited", "", waited_s)
-            yield _counter("collective_wait_seconds", "That workers have waited in collectives.", total_s)
+            yield _counter("collective_wait_seconds", "Seconds that workers have waited in collectives.", total_s)
         figures = status.get("figures")
         if figures:
             yield _by_label(
                 "reported",
-                "What the training has reported of itself: the newest, of the lowest rank that reports it.",
+                "Figure reported by the training: the latest value, from the lowest rank that reports it.",
                 "name",
                 {name: math.nan if value is None else value for name, value in figures.items()},
             )
@@ -259,7 +264,7 @@ class _Source:
             # No counter: what was training becomes another category when a loss takes it back.
             yield _by_label(
                 "goodput_seconds",
-                "The job's time so far, by what became of it.",
+                "Seconds of the job so far, by what they were spent on.",
                 "category",
                 dict(goodput["seconds"]),
             )
@@ -268,16 +273,16 @@ class _Source:
         tally = self._tally
         if status["tells_commits"]:
             newest = max(status["newest_commit"], *(commits for _, commits in tally.durable.values()), 0)
-            yield _one("commits", "The newest commit that the driver has heard of, by its number.", newest)
+            yield _one("commits", "Number of the newest commit reported to the driver.", newest)
         if tally.durable:
             written = max(written for written, _ in tally.durable.values())
-            yield _one("durable_commits", "The newest commit on disc, by its number; -1 for none.", written)
-            yield _one("durable_folders_in_trouble", "Folders that commits do not get to.", len(tally.troubled))
+            yield _one("durable_commits", "Number of the newest commit on disk; -1 for none.", written)
+            yield _one("durable_folders_in_trouble", "Folders that commits are not reaching.", len(tally.troubled))
 
     def _of_discovery(self) -> Iterator[Metric]:
         if self._tally.discovery.count:
             yield _histogram("discovery_duration_seconds", "Runs of host discovery.", self._tally.discovery)
-            yield _counter("discovery_failures", "Of these, those without an answer.", self._tally.discovery_failures)
+            yield _counter("discovery_failures", "Runs of host discovery that failed.", self._tally.discovery_failures)
 
 
 def _number(value: object) -> float | None:

@@ -116,7 +116,7 @@ class Narrator:
                 else:
                     console.detail(f"host {host} is ready: its agent came from {address}")
             case HostUnready(host, reason, permanent):
-                again = "" if permanent else "; trying on"
+                again = "" if permanent else "; retrying"
                 console.warning(f"host {host} is not ready: {reason}{again}")
             case HostLost(host, reason):
                 console.warning(f"host {host} is lost: {reason}")
@@ -127,7 +127,7 @@ class Narrator:
             case ProcessStarted(worker, pid, again):
                 console.detail(f"worker {worker} {'goes on' if again else 'started'} (pid {pid})")
             case Warmed(pid, took_s):
-                console.detail(f"workers are forked from process {pid} from now on, warm after {took_s:.1f} s")
+                console.detail(f"forking workers from process {pid} from now on (warmed up in {took_s:.1f} s)")
             case ProcessDying(worker, pid, how):
                 console.warning(f"worker {worker}{_process(pid)} {how}")
             case ProcessEnded():
@@ -152,7 +152,7 @@ class Narrator:
                 for reason, workers in reasons.items():
                     console.line(f"stopping {names(workers)}: {reason}")
             case WorkerHung(worker, reason):
-                console.warning(f"worker {worker} hangs ({reason}): it is asked for its stacks, and killed")
+                console.warning(f"worker {worker} hangs ({reason}): dumping its stacks, then killing it")
             case WorkerSuspected():
                 self._tell_suspicion(happening)
             case WorkerCleared():
@@ -171,7 +171,7 @@ class Narrator:
                 pass  # a wait like others: the chronicle reports it when it takes long
             case StallEnded(stood_s, waits_for, resumed):
                 if resumed:
-                    console.line(wording.of_stall(stood_s, waits_for) + "; it goes on")
+                    console.line(wording.of_stall(stood_s, waits_for) + "; it continues")
             case NoticeGiven(round_id, kind, reason):
                 console.detail(f"round {round_id} {kind.told}: {reason}")
             case RoundFormed():
@@ -179,13 +179,13 @@ class Narrator:
             case RoundResumed(round_id, commits, took_s, stalled_s):
                 if self._pending_round is not None and self._pending_round.round_id == round_id:
                     where = "" if commits is None else f" from commit {commits}"
-                    stalled = f", of which it had stalled for {stalled_s:.2f} s" if stalled_s else ""
+                    stalled = f", including a stall of {stalled_s:.2f} s" if stalled_s else ""
                     console.line(f"{self._pending_round.line}, resumed{where} in {took_s:.2f} s{stalled}")
                     self._pending_round = None
             case FirstFailure():
                 self._tell_first_failure(happening)
             case InternalError(error, events):
-                console.error(f"internal error of the driver, elasticrun {__version__}; please report the lines below")
+                console.error(f"internal error of the driver (elasticrun {__version__}); please report the lines below")
                 for line in (*error.splitlines(), f"the last {len(events)} events:", *events):
                     console.error(f"  {line}")
             case JobEnded(exit_code, message, summary):
@@ -273,7 +273,7 @@ def _said_of_check(checked: NetworkChecked) -> str:
             f": {counted(len(speeds), 'link')} of {min(speeds):.0f} to {max(speeds):.0f} Mbit/s, "
             f"round trips of {min(rtts):.2f} to {max(rtts):.2f} ms"
         )
-    return text + (f"; not heard of: {', '.join(checked.unheard)}" if checked.unheard else "")
+    return text + (f"; no answer from: {', '.join(checked.unheard)}" if checked.unheard else "")
 
 
 def _process(pid: int) -> str:

@@ -49,9 +49,9 @@ _OF_WORKER = {WORKS: "training", BOOTS: "start", WAITS: "idle", DRAINED: "draine
 _SAID_OF_WORKER = {
     WORKS: "in a round",
     BOOTS: "starts",
-    WAITS: "ready, and in no round",
+    WAITS: "ready, not in a round",
     DRAINED: "drained",
-    ENDS: "told to end, or dying",
+    ENDS: "stopping",
 }
 
 
@@ -90,7 +90,7 @@ def clock(seconds: float) -> str:
 def ending_of(story: Story) -> str:
     """How the job has ended, in words."""
     if story.exit_code is None:
-        return f"no end is in the log: it runs, or its driver was killed (last event at {clock(story.last)})"
+        return f"the log has no end: the job is running, or its driver was killed (last event at {clock(story.last)})"
     return f"exit code {story.exit_code}: {story.message}"
 
 

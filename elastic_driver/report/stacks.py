@@ -41,7 +41,7 @@ def process_of(answer: Mapping[str, Any]) -> Process:
     threads = parse(str(answer.get("text") or ""))
     main = main_thread(threads)
     others = tuple(thread for thread in threads if thread is not main and not thread.is_idle and not thread.is_ours)
-    reason = "" if main is not None else str(answer.get("reason") or "") or "no stack that can be read"
+    reason = "" if main is not None else str(answer.get("reason") or "") or "no readable stack"
     rank = answer.get("rank")
     return Process(
         str(answer.get("worker", "")),

@@ -155,7 +155,7 @@ class Story:
         """In words, that its log was cut; "" where it was not."""
         if self.cut_at is None:
             return ""
-        return "the log had grown too large: what happened from there on is not in it, but for its goodput and its end"
+        return "the log reached its size limit: later events are missing, except for goodput and the end"
 
 
 class Reader:
@@ -222,7 +222,7 @@ class Reader:
                     _rewrite(story.pieces, ended - stood_s, ended, Category.UNEXPLAINED)
                 story.marks.append(Mark(ended, kind, f"the driver stood still for {stood_s:.0f} s"))
             case "took_over":
-                text = f"another driver took over, after {_seconds(event['away_s']):.1f} s without one"
+                text = f"another driver took over, after {_seconds(event['away_s']):.1f} s without a driver"
                 story.marks.append(Mark(at, kind, text))
                 for key in event["pids"]:  # the driver that died may have told nobody of one
                     self._worker(story, "worker_started", {"worker": key}, at)
@@ -361,7 +361,7 @@ class Reader:
                 known.turn(WORKS if event["undone"] else DRAINED, at)
             case "worker_dismissed" | "worker_stopped":
                 known.turn(ENDS, at)
-                known.how = known.how or f"told to end: {event['reason']}"
+                known.how = known.how or f"asked to end: {event['reason']}"
             case "worker_dying":
                 known.how = str(event["how"])
                 known.turn(ENDS, at)

@@ -21,12 +21,12 @@ from elastic_driver.words import counted, in_seconds
 
 # By the kind of the suspicion.
 _NOT_ENDED = {
-    "traced": "who is debugged is not ended",
-    "deadlock": "nobody is ended for that, since which of them is wrong cannot be seen",
-    "idle": "nobody is ended for that while nobody waits",
-    "unheard": "nobody is ended for that",
+    "traced": "a worker in a debugger is not killed",
+    "deadlock": "no worker is killed, since it is unclear which of them is at fault",
+    "idle": "no worker is killed as long as none waits for it",
+    "unheard": "no worker is killed for this",
 }
-_WARN = "with --hang-action warn it would only be named"
+_WARN = "with --hang-action warn it would only be reported"
 _NAMED = 6
 
 
@@ -53,13 +53,15 @@ def of_stall(stood_s: float, waits_for: Sequence[WorkerId]) -> str:
 def of_suspicion(suspected: WorkerSuspected) -> str:
     """Who may hang, why, and what comes of it."""
     others = f" (and {suspected.more} others like it)" if suspected.more else ""
-    then = _NOT_ENDED.get(suspected.kind, "nobody is ended for that (--hang-action warn)")
+    then = _NOT_ENDED.get(suspected.kind, "no worker is killed for this (--hang-action warn)")
     if suspected.spared:
-        then = f"it is not ended for that: {suspected.spared}"
+        then = f"it is not killed for this: {suspected.spared}"
     elif suspected.kind == "stopped" and suspected.ends_s is not None:
-        then = f"it is ended in {suspected.ends_s:.0f} s if it stays so ({_WARN})"
+        then = f"it will be killed in {suspected.ends_s:.0f} s unless that changes ({_WARN})"
     elif suspected.ends_s is not None:
-        then = f"it is ended if it neither computes, reads, writes nor wakes for {suspected.ends_s:.0f} s ({_WARN})"
+        then = (
+            f"it will be killed if it uses no CPU, does no I/O and does not wake for {suspected.ends_s:.0f} s ({_WARN})"
+        )
     is_halted = suspected.kind in ("stopped", "traced") and suspected.still_s < suspected.limit_s
     limit = "" if is_halted else f" (the limit: {suspected.limit})"
     return f"{_named(suspected.worker, suspected.rank)}{others} may hang: {suspected.why}{limit}; {then}"
@@ -68,12 +70,12 @@ def of_suspicion(suspected: WorkerSuspected) -> str:
 def of_cleared(cleared: WorkerCleared) -> str:
     """Who does not hang."""
     who = _named(cleared.worker, cleared.rank)
-    return f"{who} is suspected no more: {cleared.why}; it stood still for {cleared.took_s:.1f} s"
+    return f"{who} is no longer suspected of hanging: {cleared.why}; it made no progress for {cleared.took_s:.1f} s"
 
 
 def of_spared(spared: Spared) -> str:
     """Who hangs, and is not ended."""
-    return f"worker {spared.worker} hangs ({spared.why}) and is not ended: {spared.reason}"
+    return f"worker {spared.worker} hangs ({spared.why}) but is not killed: {spared.reason}"
 
 
 def of_straggler(found: StragglerFound) -> str:
@@ -82,7 +84,7 @@ def of_straggler(found: StragglerFound) -> str:
     past = 1.0 / found.against_past
     usual = f", and {past:.2g} times its own best" if past >= 1.1 else ", as it has always been"
     return (
-        f"{_named(found.worker, found.rank)} is slow: its last {found.steps} steps took it {_time(found.own_s)} each "
+        f"{_named(found.worker, found.rank)} is slow: its last {found.steps} steps took {_time(found.own_s)} each "
         f"without waiting, {slower:.2f} times the others' {_time(found.median_s)}{usual}"
     )
 
@@ -94,7 +96,7 @@ def of_straggler_gone(gone: StragglerGone) -> str:
 
 def of_not_drained(kept: NotDrained) -> str:
     """Who is slow, and is not drained."""
-    return f"worker {kept.worker} is slow, and is not drained: {kept.why}"
+    return f"worker {kept.worker} is slow but is not drained: {kept.why}"
 
 
 def _named(worker: WorkerId, rank: int | None) -> str:

@@ -148,7 +148,7 @@ def test_a_disc_that_is_full_and_has_room_again(tmp_path: Path) -> None:
         until(job, "that there is room", lambda: "are on disc in" in job.said())
         last = training.end()
         assert job.said().count("training goes on") == 1
-        assert f"elasticrun: on disc: commit {last} in {folder}\n" in job.said()
+        assert f"elasticrun: on disk: commit {last} in {folder}\n" in job.said()
     assert newest(folder) == last
     check_agreement(job.steps())
 
@@ -216,7 +216,7 @@ def test_discs_of_machines_one_of_which_is_lost(tmp_path: Path) -> None:
         lines = job.steps()
         assert f"going on from commit {kept} in {discs}/127.0.0.1 on 127.0.0.1" in job.said()
         for host in ("localhost", "127.0.0.1"):
-            assert f"elasticrun: on disc: commit {kept + 8} in {discs}/{host} on {host}\n" in job.said()
+            assert f"elasticrun: on disk: commit {kept + 8} in {discs}/{host} on {host}\n" in job.said()
     assert min(line["step"] for line in lines) == kept + 1
     check_agreement(lines)
     assert all(line["weights"] == weights[line["step"]] for line in lines if line["step"] in weights)

@@ -649,11 +649,11 @@ def _advice(error: StrangerError | WrongTokenError, *, is_node: bool) -> str:
         case WrongTokenError() if is_node:
             return "; give all nodes the same join token"
         case WrongTokenError():
-            return "; elasticrun jobs --write-join-token FILE, on the driver's machine, writes the right one"
+            return "; elasticrun jobs --write-join-token FILE, on the driver's machine, writes the current one"
         case NoTlsError() if is_node:
             return "; is the port the job's?"
         case NoTlsError() | OtherCertificateError():
-            return "; use the URL that the driver prints now"
+            return "; use the URL that the driver prints"
         case _ if is_node:
             return "; have all nodes the same join token, and is the port the job's?"
         case _:

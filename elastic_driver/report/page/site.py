@@ -38,7 +38,7 @@ _REFUSED = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="v
 <title>elasticrun: not logged in</title><style>:root{color-scheme:light dark}
 body{font:16px/1.5 system-ui,sans-serif;max-width:40rem;margin:3rem auto;padding:0 1rem}</style>
 <h1>Not logged in</h1><p>WHY</p>
-<p>A link that is good once, and for ten minutes, is printed on the driver's machine by</p>
+<p>To get a link, valid once and for ten minutes, run this on the driver's machine:</p>
 <pre>elasticrun page JOB</pre>
 <p>If you have just followed such a link from another page, <a href="/">open this page again</a>.</p>
 <script>document.querySelector("a").href = "/" + location.hash;</script></html>"""
@@ -118,15 +118,15 @@ class Site:
             return handler(request)
         if not self._is_ours(request.headers.get("host", "")):
             # A name of somebody else's that leads here: its pages would be of one origin with ours.
-            return _error(421, "this job's page is not known under that name: see --page-address")
+            return _error(421, "the page is not served under that host name: see --page-address")
         wanted = "POST" if request.path in ("/action", "/logout") else "GET"
         if request.method != wanted and not (wanted == "GET" and request.method == "HEAD"):
-            return _error(405, f"{request.path} is asked for with {wanted}", (("Allow", wanted),))
+            return _error(405, f"{request.path} accepts only {wanted}", (("Allow", wanted),))
         if request.path == "/login":
             return self._log_in(request)
         session = self._session_of(request)
         if session is None:
-            why = "This browser has no session with this job."
+            why = "This browser is not logged in to this job."
             return _refusal(401, why) if request.path == "/" else _error(401, "not logged in")
         match request.path:
             case "/":
@@ -142,7 +142,7 @@ class Site:
             case "/logout":
                 return self._log_out(request, session)
             case _:
-                return _error(404, "there is no such page")
+                return _error(404, "no such page")
 
     # --- who is let in ---------------------------------------------------------------------------------------------
 
@@ -164,8 +164,8 @@ class Site:
         entered = self._sessions.log_in(request.query.get("code", ""))
         if entered is None:
             if self._sessions.failed():
-                return _refusal(429, "There were too many wrong links. Wait a minute.")
-            return _refusal(403, "This link has been used, or is older than ten minutes, or is another job's.")
+                return _refusal(429, "Too many invalid links were tried. Wait a minute.")
+            return _refusal(403, "This link was used already, is older than ten minutes, or belongs to another job.")
         session, secret = entered
         flags = "; Secure" if request.encrypted else ""
         cookie = f"{self._cookie}={secret}; Path=/; HttpOnly; SameSite=Strict{flags}"
@@ -189,10 +189,10 @@ class Site:
         """Why a request that changes something is not our page's; "" where it is."""
         scheme = "https" if request.encrypted else "http"
         if request.headers.get("origin", "") != f"{scheme}://{request.headers.get('host', '')}":
-            return "this was not asked by the job's page"
+            return "this request does not come from the job's page"
         token = request.headers.get("x-elastic-token", "")
         if not hmac.compare_digest(token.encode("utf-8", "surrogateescape"), session.token.encode()):
-            return "this was asked without the page's token: log in with a new link"
+            return "this request lacks the page's token: log in with a new link"
         return ""
 
     # --- what is shown ---------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class Site:
     def _show_output(self, request: WebRequest) -> WebAnswer:
         lines = self._output(request.query.get("worker", ""))
         if lines is None:
-            return _error(404, "nothing is kept of this worker's output")
+            return _error(404, "no output of this worker is kept")
         return _answer(200, json.dumps({"lines": list(lines)}).encode(), _JSON)
 
     # --- what is done ----------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Site:
     def _act(self, request: WebRequest, session: Session) -> WebAnswer | WebStreaming:
         why = self._why_foreign(request, session)
         if not why and not self._sessions.acts(session):
-            why = "this session may look only: elasticrun page --operator gives a link to one that may act"
+            why = "this session is read-only: elasticrun page --operator prints a link that permits actions"
         if why:
             return _error(403, why)
         try:
@@ -249,7 +249,7 @@ class Site:
             if not isinstance(kind, str) or not isinstance(host, str):
                 raise TypeError
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return _error(400, "cannot read what is to be done")
+            return _error(400, "cannot read the requested action")
         acts: dict[str, Callable[[], Awaitable[str]] | None] = {
             "drain": partial(self._actions.drain, host),
             "undo": partial(self._actions.undo, host),
@@ -258,7 +258,7 @@ class Site:
         }
         act = acts.get(kind)
         if act is None:
-            return _error(400, "there is no such action")
+            return _error(400, "no such action")
         return WebStreaming(partial(self._ask, act), self._drop, "text/plain; charset=utf-8", _HEADERS)
 
     def _ask(self, act: Callable[[], Awaitable[str]], stream: WebStream) -> None:

@@ -143,12 +143,12 @@ class Story:
                 output = [printable.one_line(line)[:_LONGEST_LINE] for line in lines]
                 self._add("failure", text, host=worker.hostname, worker=worker.key, output=output, warning=True)
             case TookOver(away_s=away_s):
-                text = f"{wording.of_takeover(happening)}; what happened before is not on this page"
+                text = f"{wording.of_takeover(happening)}; earlier events are not on this page"
                 self._add("took_over", text, t0=round(self._now() - away_s, 2))
             case Stalled(stood_s, waits_for):
                 self._add("stall_found", wording.of_stall(stood_s, waits_for), warning=True)
             case StallEnded(stood_s, waits_for, resumed):
-                text = wording.of_stall(stood_s, waits_for) + ("; it goes on" if resumed else "")
+                text = wording.of_stall(stood_s, waits_for) + ("; it continues" if resumed else "")
                 self._add("stalled", text, t0=round(self._now() - stood_s, 2))
             case InternalError(error):
                 self._add("internal_error", error.rpartition("\n")[2], warning=True)
@@ -231,7 +231,7 @@ class Story:
     def _round_formed(self, formed: RoundFormed) -> None:
         if formed.lost_s is not None and formed.lost_s >= _LOST_S:
             since = self._clock() - formed.formed_in_s - (formed.since_commit_s or formed.lost_s)
-            text = f"{formed.lost_s:.1f} s of training are done again"
+            text = f"{formed.lost_s:.1f} s of training are repeated"
             self._add("lost", text, t0=round(since, 2), t1=round(since + formed.lost_s, 2))
         size = len(formed.members)
         was = f"{formed.old_size} -> {size}" if formed.old_size else f"{size}"

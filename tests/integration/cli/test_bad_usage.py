@@ -493,7 +493,7 @@ def test_closed_streams_do_not_mix_with_files(tmp_path: Path) -> None:
 def test_a_reader_that_has_gone_does_not_end_the_job(tmp_path: Path) -> None:
     words = ("-np", "1", "sh", "-c", "yes | head -c 1000000; exit 5")
     ran = in_shell(tmp_path, *words, streams="| head -c 100 >/dev/null")
-    assert "cannot write to stdout: nobody reads it any more (broken pipe); going on without it" in ran.err
+    assert "cannot write to stdout: nobody reads it any more (broken pipe); continuing without it" in ran.err
     assert "worker localhost[0] (rank 0) exited with code 5, within the first 60 s" in ran.err.splitlines()[-1]
 
 
@@ -639,8 +639,8 @@ def test_a_host_that_needs_a_certificate_that_cannot_be_made_is_not_ready(
     flags = ("-np", "1", "-H", "node1:1", "--launcher-command", "false {host}", "--elastic-timeout", "3")
     ran = run(*flags, "true", env=without_cryptography, elasticrun=AFRESH)
     assert ran.code == 3, ran.err
-    assert [line for line in ran.err.splitlines() if "trying on" in line] == [
-        f"elasticrun: warning: host node1 is not ready: {NO_CERTIFICATE}cryptography is broken here; trying on"
+    assert [line for line in ran.err.splitlines() if "retrying" in line] == [
+        f"elasticrun: warning: host node1 is not ready: {NO_CERTIFICATE}cryptography is broken here; retrying"
     ]
 
 

@@ -65,7 +65,8 @@ def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) 
     assert (shown.returncode, shown.stderr) == (0, "")
     head, *_ = shown.stdout.splitlines()
     assert re.match(
-        rf"no driver for at most \d+ s: process {driver} on \S+ has died; this is the job as of its last event, \d{{4}}-",
+        rf"no driver for at most \d+ s: process {driver} on \S+ has died; "
+        r"this is the job as of its last event, \d{4}-",
         head,
     )
     assert re.search(r"\n +\d+\.\d{3} .*worker localhost\[1\] trains in round 1, from commit \d+", shown.stdout)

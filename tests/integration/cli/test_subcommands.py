@@ -100,7 +100,7 @@ def test_a_job_is_listed_looked_at_and_ended(job: Job, tmp_path: Path, runtime: 
     gone = elasticrun("status", job_id)
     assert (gone.returncode, gone.stdout) == (2, "")
     assert gone.stderr.startswith(f"elasticrun: error: job {job_id} ended ")
-    assert gone.stderr.endswith(f"elasticrun page {job_id[:8]} and elasticrun report {job_id[:8]} show it\n")
+    assert gone.stderr.endswith(f"see elasticrun page {job_id[:8]} or elasticrun report {job_id[:8]}\n")
 
 
 def test_a_reader_that_has_seen_enough_ends_a_subcommand(job: Job) -> None:
@@ -157,7 +157,7 @@ def test_over_tls_with_the_certificate_of_the_job_only(
         assert line == (
             f"elasticrun: error: cannot ask the driver at 127.0.0.1 port {service.port}: the certificate there is not "
             "the one that the URL names: another driver answers there, or it was started anew; use the URL that "
-            "elasticrun jobs --write-token FILE, on the driver's machine, prints now"
+            "elasticrun jobs --write-token FILE, on the driver's machine, prints"
         )
         assert service.handler.ends == 2
         posting.remove()
@@ -175,7 +175,7 @@ def test_a_stolen_port_is_told(
         for words in (["status"], ["end"], ["drain", "a"], ["status", "--watch"]):
             differs = f"this job's operator's key is not the one from the file {token} (--token-file); {command}"
             for mark, said in (
-                (f"#{fingerprint}", f"{differs} writes the right one"),
+                (f"#{fingerprint}", f"{differs} writes the current one"),
                 ("", f"either another job's driver answers there, or {differs} prints the URL and writes the key"),
             ):
                 assert main([*words, "--driver", f"{url}{mark}", "--token-file", str(token)]) == 2
@@ -236,7 +236,7 @@ def test_a_job_whose_socket_is_not_seen_here_is_told_in_a_sentence(
     posting = posted("1f", Path("/tmp/elasticrun-no-such/driver.sock"))
     assert main(["jobs"]) == 0
     out, err = capsys.readouterr()
-    assert re.search(rf"^1f +does not answer +- +- +{os.getpid()} ", out, re.MULTILINE), out
+    assert re.search(rf"^1f +does not respond +- +- +{os.getpid()} ", out, re.MULTILINE), out
     assert err == (
         "cannot reach job 1f from here: /tmp/elasticrun-no-such/driver.sock does not exist; either its driver uses "
         "another /tmp than this process (a container, a service with a private /tmp), or the socket was removed\n"
@@ -265,7 +265,7 @@ def test_on_a_terminal_whose_end_is_meant_is_asked(runtime: Path, monkeypatch: p
             monkeypatch.setattr(sys, "stderr", shown)
             assert main(words.split()) == code
             asked = "" if "-y" in words else "end job 1f (python train.py)? [y/N] "
-            assert shown.getvalue() == asked + ("it goes on\n" if code else "")
+            assert shown.getvalue() == asked + ("the job keeps running\n" if code else "")
         assert service.handler.ends == 2
         posting.remove()
 
@@ -284,7 +284,7 @@ def test_which_job_is_meant(run: Callable[[list[str]], int], monkeypatch: pytest
     monkeypatch.setattr(target_module, "_PATIENCE_S", 0.01)
     for job_id, complaint in (
         ("1", r"several jobs are running, name one: 1f \(python train.py\); 1fe \(python train.py\)"),
-        ("2", r"there is no job 2; running: 1f "),
+        ("2", r"no such job: 2; running: 1f "),
         ("1f", "job 1f: cannot reach the driver at its local socket /no/such/driver.sock: there is no "),
         ("1fe", "job 1fe: cannot reach the driver at its local socket "),
     ):
@@ -305,11 +305,11 @@ def test_which_job_is_meant(run: Callable[[list[str]], int], monkeypatch: pytest
         ("status --driver a:1 --token-file x", "argument --driver: cannot read 'a:1' as the driver's address"),
         ("status --driver http://a:1 --token-file /no/such", "cannot read the token's file /no/such: No such file"),
         ("status --driver http://a:1 --token-file /dev/null", "it does not hold a key of 64 hexadecimal digits"),
-        ("end", "which job is to end? Give its id"),
+        ("end", "no job given: name one by its id"),
         ("end --driver", "argument --driver: expected one argument"),
         ("drain", "the following arguments are required: HOST"),
         ("jobs --write-token x --write-join-token y 1f", "not allowed with argument"),
-        ("jobs 3", "there is no job 3; running: 1f"),
+        ("jobs 3", "no such job: 3; running: 1f"),
     ],
 )
 def test_bad_usage_is_one_line(words: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -332,8 +332,8 @@ def test_each_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("jobs --token-file x", "--token-file goes with --write-reader-token"),
-        ("jobs --write-reader-token r --token-file x 1f", "and without a job"),
+        ("jobs --token-file x", "--token-file needs --write-reader-token"),
+        ("jobs --write-reader-token r --token-file x 1f", "and excludes JOB"),
         ("jobs --write-reader-token r --token-file /no/such", "cannot read the token's file /no/such"),
         ("jobs --write-reader-token r", "no job of yours runs on this machine"),
     ],

@@ -59,7 +59,7 @@ async def crashed(job: Job, what: str = "ZeroDivisionError('a bug')") -> None:
     """The job ends as one does in which something was wrong with the driver: nothing runs, and all is told."""
     assert await job.end() == 70
     assert job.living() == []
-    said = f"internal error of the driver, elasticrun {__version__}; please report the lines below"
+    said = f"internal error of the driver (elasticrun {__version__}); please report the lines below"
     assert said in job.console.said
     assert f"summary: internal error of the driver: {what}" in job.console.said
     assert "the last " in job.text()
@@ -211,7 +211,7 @@ def test_a_bug_in_what_tells_of_the_job_ends_no_job(tmp_path: Path) -> None:
         workers = await job.train(2)
         job.console.fail_at = "127.0.0.1[0] (pid"
         job.exits(workers[1], 1)
-        await job.until(lambda: "missed something of the job, which goes on" in job.text(), "it is told")
+        await job.until(lambda: "failed on an event of the job" in job.text(), "it is told")
         assert len(job.logged("worker_exited")) == 1
         job.interrupt(signal.SIGTERM)
         assert await job.end() == 143

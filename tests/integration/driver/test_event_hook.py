@@ -82,9 +82,9 @@ def test_a_failure_is_told_once_a_kind_and_its_output_each_time() -> None:
         one.hook.hear(Remark(host, warning=False))
     one.hook.close()
     assert len(one.warnings) in (1, 2)
-    assert "failed with exit code 3, at the event report; this is told once" in one.warnings[0]
+    assert "failed with exit code 3, on the event report; further failures are not reported" in one.warnings[0]
     assert len(one.details) == 3
-    assert one.details[0].endswith("failed with exit code 3, at the event report: oh | no")
+    assert one.details[0].endswith("failed with exit code 3, on the event report: oh | no")
 
 
 def started_and_killed(pids: Path, run_s: float) -> int:
@@ -94,7 +94,7 @@ def started_and_killed(pids: Path, run_s: float) -> int:
     one.lose("b", "c")
     one.until(lambda: len(one.details) == 2)
     assert [text.partition("' ")[2] for text in one.warnings] == [
-        f"did not end within {run_s:g} s and was killed, at the event host_lost; this is told once"
+        f"did not exit within {run_s:g} s and was killed, on the event host_lost; further failures are not reported"
     ]
     found = [int(pid) for pid in pids.read_text().split()] if pids.exists() else []
     one.until(lambda: all(map(is_gone, found)))
@@ -144,11 +144,11 @@ def test_what_it_does_not_keep_up_with_is_dropped_and_counted(tmp_path: Path, mo
     one.until(began.exists)
     one.lose(*"bcdefghij")
     assert len(one.warnings) == 1
-    assert "does not keep up: events are dropped (5 wait for it)" in one.warnings[0]
+    assert "cannot keep up: dropping events (5 are queued)" in one.warnings[0]
     go.touch()
     one.hook.close()
     assert [event["host"] for event in lines(tmp_path / "log")] == list("abcdef")
-    assert one.warnings[1].endswith("was not told of 4 events: it did not keep up")
+    assert one.warnings[1].endswith("missed 4 events: it could not keep up")
 
 
 def test_the_end_waits_for_a_moment_only(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_the_end_waits_for_a_moment_only(tmp_path: Path) -> None:
     one.until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     one.hook.close()  # not after the thousand seconds
     assert [text.partition("' ")[2] for text in one.warnings] == [
-        "had not ended 0.2 s after the job and was killed, and 2 events more are not told"
+        "was still running 0.2 s after the job ended and was killed, and 2 more events were dropped"
     ]
     one.until(lambda: is_gone(int((tmp_path / "pid").read_text())))
 
@@ -173,7 +173,7 @@ def test_the_end_is_told_though_many_events_wait(tmp_path: Path, monkeypatch: py
     told = [event["event"] for event in lines(log)]
     assert told[-1] == "job_ended"
     assert set(told[:-1]) <= {"host_lost"}
-    assert re.search(r"was not told of \d+ events just before the job's end: it did not keep up", one.warnings[1])
+    assert re.search(r"missed \d+ events at the end of the job: it could not keep up", one.warnings[1])
 
 
 def test_the_end_is_told_though_a_run_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_the_end_is_told_though_a_run_hangs(tmp_path: Path, monkeypatch: pytest.
     one.hook.close()
     assert [event["event"] for event in lines(log)] == ["job_ended"]
     assert [text.partition("' ")[2] for text in one.warnings] == [
-        "was not told of 2 events just before the job's end: it did not keep up"
+        "missed 2 events at the end of the job: it could not keep up"
     ]
 
 
@@ -193,7 +193,9 @@ def test_an_end_that_hangs_is_killed() -> None:
     one = Hook("sleep 1000", grace_s=0.4)
     one.hook.hear(JobEnded(0, "over", Summary()))
     one.hook.close()
-    assert [text.partition("' ")[2] for text in one.warnings] == ["had not ended 0.4 s after the job and was killed"]
+    assert [text.partition("' ")[2] for text in one.warnings] == [
+        "was still running 0.4 s after the job ended and was killed"
+    ]
 
 
 def test_a_machine_without_processes_is_borne(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +206,7 @@ def test_a_machine_without_processes_is_borne(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(event_hook.subprocess, "Popen", refuse)
     one.lose("a")
     one.until(lambda: one.details)
-    assert "cannot be run: Resource temporarily unavailable, at the event host_lost" in one.warnings[0]
+    assert "cannot be run: Resource temporarily unavailable, on the event host_lost" in one.warnings[0]
     one.hook.close()
 
 

@@ -662,13 +662,13 @@ SHUT_OUT: dict[str, tuple[dict[str, Any], int, str]] = {
         {"key": "00" * 32, "fingerprint": ""},
         2,
         "cannot join the job at URL: this job's join token is not the one that was given; elasticrun jobs "
-        "--write-join-token FILE, on the driver's machine, writes the right one",
+        "--write-join-token FILE, on the driver's machine, writes the current one",
     ),
     "another driver": (
         {"fingerprint": "ab" * 32},
         2,
         "cannot join the job at URL: the certificate there is not the one that the URL names: another driver answers "
-        "there, or it was started anew; use the URL that the driver prints now",
+        "there, or it was started anew; use the URL that the driver prints",
     ),
     "a job that nobody joins": (
         {"takes_joiners": False},

@@ -66,7 +66,7 @@ def test_a_log_that_was_cut_is_said_to_be(log: Path, capsys: pytest.CaptureFixtu
     assert main(["report", str(log)]) == 0
     goodput, note = capsys.readouterr().out.splitlines()[-2:]
     assert goodput == "goodput 80.0 %: training 16.0 s, unexplained 0.0 s"
-    assert note.startswith("from 0:10 on: the log had grown too large")
+    assert note.startswith("from 0:10 on: the log reached its size limit")
 
 
 def test_the_version_is_told_where_the_log_has_it(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -273,7 +273,7 @@ def test_who_would_take_the_only_state_with_it_is_warned_of_and_not_ended(victim
         assert suspected.spared.startswith("nobody who would be left has the training's state")
         (warning,) = world.warnings
         assert warning.startswith(f"worker {world.workers[1]} hangs (")
-        assert warning.endswith(f") and is not ended: {suspected.spared}")
+        assert warning.endswith(f") but is not killed: {suspected.spared}")
 
     play(test, hosts=ONE_HOST, policy=Policy(num_proc=2, min_num_proc=1))
 
@@ -406,7 +406,7 @@ def test_a_slow_worker_is_drained_where_that_is_asked_for_and_the_next_one_is_wa
         assert (drain.hostname, drain.slot) == (first.hostname, first.slot)
         assert "1.50 times slower" in drain.why
         [warning] = world.warnings
-        assert warning.startswith(f"worker {second} is slow, and is not drained: another slow worker was drained")
+        assert warning.startswith(f"worker {second} is slow but is not drained: another slow worker was drained")
         world.slow = {}
         await asyncio.sleep(30)
         assert len(world.of(StragglerGone)) == 2

@@ -271,14 +271,14 @@ def test_a_disc_that_stays_behind_is_warned_of_now_and_then_and_stands_in_the_su
         story.chronicle.on_disc(disc("b", commits, commits))
     story.chronicle.ended(0, "done")
     warned = [
-        f"elasticrun: warning: commits do not reach the disc: the newest is commit 1 of {commits} in /d on a "
+        f"elasticrun: warning: commits are not reaching the disk: the newest is commit 1 of {commits} in /d on a "
         "(No space left on device)"
         for commits in (20, 40, 80)
     ]
     assert story.said() == [
         *warned,
-        "elasticrun: on disc: commit 150 in /d on b",
-        "elasticrun: warning: on disc: commit 1 of 150 in /d on a (No space left on device)",
+        "elasticrun: on disk: commit 150 in /d on b",
+        "elasticrun: warning: on disk: commit 1 of 150 in /d on a (No space left on device)",
         "elasticrun: job succeeded: done (exit code 0)",
     ]
 
@@ -293,7 +293,7 @@ def test_another_writer_of_a_folder_does_not_take_back_what_is_there(story: Stor
     story.chronicle.on_disc(disc("a", 40, 40))
     story.chronicle.on_disc(disc("a", -1, 41))
     story.chronicle.ended(130, "interrupted by SIGINT")
-    assert story.said()[0] == "elasticrun: on disc: commit 40 of 41 in /d on a"
+    assert story.said()[0] == "elasticrun: on disk: commit 40 of 41 in /d on a"
 
 
 def test_what_the_driver_finds_in_its_own_folder_is_newer_than_the_last_heartbeat(story: Story) -> None:
@@ -302,8 +302,8 @@ def test_what_the_driver_finds_in_its_own_folder_is_newer_than_the_last_heartbea
     story.chronicle.found_on_disc("/d", 52)
     story.chronicle.ended(130, "interrupted by SIGINT")
     assert story.said()[:2] == [
-        "elasticrun: on disc: commit 52 in /d on a",
-        "elasticrun: on disc: commit 39 of 41 in /d on b",
+        "elasticrun: on disk: commit 52 in /d on a",
+        "elasticrun: on disk: commit 39 of 41 in /d on b",
     ]
 
 
@@ -311,14 +311,14 @@ def test_what_is_on_disc_is_said_also_of_a_job_that_never_reported(story: Story)
     story.chronicle.round_resumed(ReportResumed(1, 0, 0.5))
     story.chronicle.found_on_disc("/d", 52)
     story.chronicle.ended(1, "nothing works")
-    assert story.said()[0] == "elasticrun: on disc: commit 52 in /d"
+    assert story.said()[0] == "elasticrun: on disk: commit 52 in /d"
 
 
 def test_a_damaged_commit_is_not_counted_as_on_disc(story: Story) -> None:
     story.chronicle.on_disc(disc("a", 52, 52, drivers=True))
     story.chronicle.found_on_disc("/d", 40, (52, 41))
     story.chronicle.ended(130, "interrupted by SIGINT")
-    assert story.said()[0].endswith("on disc: commit 40 of 52 in /d on a (commit 52 is damaged)")
+    assert story.said()[0].endswith("on disk: commit 40 of 52 in /d on a (commit 52 is damaged)")
 
 
 def test_a_commit_that_no_training_began_from_may_be_none(story: Story) -> None:
@@ -340,8 +340,8 @@ def test_what_a_change_costs_begins_when_the_round_before_stalled(story: Story) 
     story.chronicle.round_resumed(ReportResumed(3, 2, 0.25))
     story.chronicle.ended(0, "")
     said = "\n".join(story.said())
-    assert "elasticrun: stalled for 5.0 s: no worker steps, waiting for worker a[0]; it goes on\n" in said
-    assert "host a lost, resumed from commit 2 in 60.50 s, of which it had stalled for 60.00 s\n" in said
+    assert "elasticrun: stalled for 5.0 s: no worker steps, waiting for worker a[0]; it continues\n" in said
+    assert "host a lost, resumed from commit 2 in 60.50 s, including a stall of 60.00 s\n" in said
     assert "host a added, resumed from commit 2 in 0.25 s\n" in said
     assert "2 changes, 60.75 s lost in all" in said
     told = [(event["took_s"], event["stalled_s"]) for event in story.events("round_resumed")]
@@ -388,7 +388,7 @@ def test_time_in_which_the_driver_stood_still_is_told_of_in_the_end(story: Story
     story.chronicle.stood_still(80)
     story.chronicle.stood_still(10)
     story.chronicle.ended(0, "")
-    assert "elasticrun: the driver stood still for 90 s in all, which is not counted above" in story.said()
+    assert "elasticrun: the driver stood still for 90 s in total, which is not counted above" in story.said()
 
 
 class Metrics:
@@ -449,7 +449,7 @@ def test_a_check_of_the_network(tmp_path: Path, verbose: bool) -> None:
     story.chronicle.network_checked(NetworkChecked(["f"], {}, [], [], [], 1.0))
     details = [
         "elasticrun: the network of hosts b, c, d was checked in 0.4 s: 2 links of 9 to 940 Mbit/s, round trips of "
-        "0.20 to 1.50 ms; not heard of: e",
+        "0.20 to 1.50 ms; no answer from: e",
         "elasticrun: the network of host f was checked in 1.0 s",
     ]
     slow = "elasticrun: warning: it is slow"
@@ -491,42 +491,42 @@ SUSPICIONS = {
     "awaited": (
         AWAITED,
         "worker a[1] (rank 2) may hang: it has not submitted allreduce 'loss', in which others have waited for 9 s "
-        f"(the limit: {LIMIT}); it is ended if it neither computes, reads, writes nor wakes for 60 s "
-        "(with --hang-action warn it would only be named)",
+        f"(the limit: {LIMIT}); it will be killed if it uses no CPU, does no I/O and does not wake for 60 s (with "
+        "--hang-action warn it would only be reported)",
     ),
     "only a warning": (
         replace(AWAITED, ends_s=None, more=31),
-        "worker a[1] (rank 2) (and 31 others like it) may hang: it has not submitted allreduce 'loss', in which others "
-        f"have waited for 9 s (the limit: {LIMIT}); nobody is ended for that (--hang-action warn)",
+        "worker a[1] (rank 2) (and 31 others like it) may hang: it has not submitted allreduce 'loss', in which "
+        f"others have waited for 9 s (the limit: {LIMIT}); no worker is killed for this (--hang-action warn)",
     ),
     "stopped": (
         replace(AWAITED, kind="stopped", why="it is stopped by a signal (state T)", rank=None, still_s=1.0, ends_s=9.0),
-        "worker a[1] may hang: it is stopped by a signal (state T); it is ended in 9 s if it stays so "
-        "(with --hang-action warn it would only be named)",
+        "worker a[1] may hang: it is stopped by a signal (state T); it will be killed in 9 s unless that changes "
+        "(with --hang-action warn it would only be reported)",
     ),
     "waits for somebody else": (
         replace(AWAITED, ends_s=None, spared="its main thread waits for a file lock"),
         "worker a[1] (rank 2) may hang: it has not submitted allreduce 'loss', in which others have waited for 9 s "
-        f"(the limit: {LIMIT}); it is not ended for that: its main thread waits for a file lock",
+        f"(the limit: {LIMIT}); it is not killed for this: its main thread waits for a file lock",
     ),
     "traced": (
         replace(AWAITED, kind="traced", why="it is stopped by a debugger (state t)", still_s=1.0, ends_s=None),
-        "worker a[1] (rank 2) may hang: it is stopped by a debugger (state t); who is debugged is not ended",
+        "worker a[1] (rank 2) may hang: it is stopped by a debugger (state t); a worker in a debugger is not killed",
     ),
     "at a prompt": (
         replace(AWAITED, kind="traced", why="others wait for it; it is in a debugger (pdb)", ends_s=None),
-        "worker a[1] (rank 2) may hang: others wait for it; it is in a debugger (pdb) "
-        f"(the limit: {LIMIT}); who is debugged is not ended",
+        f"worker a[1] (rank 2) may hang: others wait for it; it is in a debugger (pdb) (the limit: {LIMIT}); a "
+        "worker in a debugger is not killed",
     ),
     "deadlock": (
         replace(AWAITED, kind="deadlock", why="the ranks wait for each other", ends_s=None),
-        f"worker a[1] (rank 2) may hang: the ranks wait for each other (the limit: {LIMIT}); nobody is ended for that, "
-        "since which of them is wrong cannot be seen",
+        f"worker a[1] (rank 2) may hang: the ranks wait for each other (the limit: {LIMIT}); no worker is killed, "
+        "since it is unclear which of them is at fault",
     ),
     "idle": (
         replace(AWAITED, kind="idle", why="it has neither computed, read nor written anything for 9 s", ends_s=None),
-        "worker a[1] (rank 2) may hang: it has neither computed, read nor written anything for 9 s "
-        f"(the limit: {LIMIT}); nobody is ended for that while nobody waits",
+        "worker a[1] (rank 2) may hang: it has neither computed, read nor written anything for 9 s (the limit: "
+        f"{LIMIT}); no worker is killed as long as none waits for it",
     ),
 }
 
@@ -541,7 +541,7 @@ def test_who_may_hang_why_where_and_what_comes_of_it(story: Story, case: str) ->
         f"elasticrun: warning: {line}",
         "elasticrun: warning:   train.py:12 in step",
         "elasticrun: warning:   train.py:40 in main",
-        f"elasticrun: {who} is suspected no more: it goes on; it stood still for 12.3 s",
+        f"elasticrun: {who} is no longer suspected of hanging: it goes on; it made no progress for 12.3 s",
     ]
     (event,) = story.events("worker_suspected")
     told = ("worker", "rank", "kind", "collective", "frames", "still_s", "limit_s", "limit", "ends_s", "more", "spared")
@@ -582,8 +582,8 @@ def test_many_folders_are_cut(story: Story) -> None:
         story.chronicle.on_disc(disc(f"h{number}", number, number))
     story.chronicle.ended(0, "done")
     said = story.said()
-    assert said[0] == "elasticrun: on disc: commit 199 in /d on h199"
-    assert said[6] == "elasticrun: on disc: 58 folders more, none of them further", "the oldest are forgotten"
+    assert said[0] == "elasticrun: on disk: commit 199 in /d on h199"
+    assert said[6] == "elasticrun: on disk: 58 more folders, none with a newer commit", "the oldest are forgotten"
     assert len(said) == 8
 
 
@@ -600,6 +600,6 @@ def test_who_watches_and_fails_is_told_of_once_and_keeps_nobody_from_hearing(tmp
     story.chronicle.started("http://a:1", "j")
     story.chronicle.remark("it goes on")
     told = "\n".join(story.said())
-    assert told.count("Broken missed something of the job, which goes on") == 1
+    assert told.count("Broken failed on an event of the job") == 1
     assert "from here on: ValueError: a bug, " in told
     assert "it goes on" in told

@@ -443,8 +443,8 @@ def test_a_reader_that_has_gone_is_said_once_and_borne() -> None:
     os.close(out_write)
     os.close(err_write)
     assert reader.text() == (
-        "elasticrun: warning: cannot write to stdout: nobody reads it any more (broken pipe); going on without it\n"
-        "elasticrun: still here\n"
+        "elasticrun: warning: cannot write to stdout: nobody reads it any more (broken pipe); continuing without "
+        "it\nelasticrun: still here\n"
     )
 
 
@@ -573,7 +573,9 @@ def test_what_a_stopped_reader_leaves_unread_is_bounded(monkeypatch: pytest.Monk
     os.close(err_write)
     kept = out.text()
     lines = err.text().splitlines()
-    dropped = [re.fullmatch(r"elasticrun: warning: (\d+) bytes of output dropped: not read", line) for line in lines]
+    dropped = [
+        re.fullmatch(r"elasticrun: warning: (\d+) bytes of output dropped: nobody read them", line) for line in lines
+    ]
     assert kept.endswith("\nlast\n")
     # More than one line where the pipe takes its first bytes only when something has been dropped.
     assert len(kept) - 5 + sum(int(found[1]) for found in dropped if found) == 1_000_000, (

@@ -108,7 +108,7 @@ def test_a_full_disc_is_said_once_and_borne() -> None:
     with EventLog(Path("/dev/full"), on_warning=said.append) as log:
         log.write("one")
         log.write("two")
-    assert said == ["cannot write the event log /dev/full: No space left on device; going on without it"]
+    assert said == ["cannot write the event log /dev/full: No space left on device; continuing without it"]
 
 
 def test_a_disc_that_fills_within_a_line(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_disc_that_fills_within_a_line(tmp_path: Path) -> None:
     path = tmp_path / "e"
     done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=150)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"cannot write the event log {path}: there is no room for a whole line; going on without it\n"
+    assert done.stdout == f"cannot write the event log {path}: no space left for a whole line; continuing without it\n"
     assert path.stat().st_size == 200
 
 
@@ -144,7 +144,7 @@ def test_a_pipe_whose_reader_does_not_keep_up_is_given_up(tmp_path: Path) -> Non
                 log.write("filling", text="x" * 1000)
             log.close()
         assert said == [
-            f"cannot write the event log {tmp_path / 'e'}: there is no room for a whole line; going on without it"
+            f"cannot write the event log {tmp_path / 'e'}: no space left for a whole line; continuing without it"
         ]
         # What is there ends with a whole line.
         data = b""
@@ -164,7 +164,7 @@ def test_a_reader_that_goes_ends_the_log_only(tmp_path: Path) -> None:
         log.write("one")
         log.write("two")
     assert said == [
-        f"cannot write the event log {tmp_path / 'e'}: nobody reads it any more (broken pipe); going on without it"
+        f"cannot write the event log {tmp_path / 'e'}: nobody reads it any more (broken pipe); continuing without it"
     ]
 
 
@@ -186,10 +186,10 @@ def test_a_disc_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.M
     assert hangs.wait(150)
     for number in range(1, 200):
         log.write("event", number=number, text="x" * 100)
-    assert said == [f"the event log {tmp_path / 'e'} misses events: the disc does not keep up"]
+    assert said == [f"the event log {tmp_path / 'e'} lacks events: the disk cannot keep up"]
     log.close(0.01)
     (last,) = said[1:]
-    match = re.fullmatch(rf"(\d+) bytes are not in the event log {tmp_path / 'e'}: the disc does not keep up", last)
+    match = re.fullmatch(rf"(\d+) bytes are missing from the event log {tmp_path / 'e'}: the disk cannot keep up", last)
     assert match
     assert 20_000 < int(match[1]) < 60_000
     # What had room is written when the disc answers after all.

@@ -302,7 +302,7 @@ def test_of_a_huge_job_the_log_is_cut_and_says_so(tmp_path: Path) -> None:
     story = Reader().read((kept.folder / EVENTS).read_bytes().splitlines())
     assert story is not None
     assert (story.exit_code, story.booked.seconds["training"], story.booked.seconds["unexplained"]) == (1, 99.0, 0.0)
-    assert any("had grown too large" in mark.text for mark in story.marks)
+    assert any("reached its size limit" in mark.text for mark in story.marks)
     again = Kept(tmp_path / "state", most_bytes=2000)
     while again.history._folder is None:
         threading.Event().wait(0.01)
@@ -372,7 +372,7 @@ def test_a_home_that_cannot_be_written_to_costs_one_line(
     kept.hear(ENDED).close()
     [said] = kept.said
     assert said.startswith(f"cannot write the history of this job: {tmp_path}/state/elasticrun")
-    assert said.endswith(f": {why}; going on without it; elasticrun --no-history keeps none")
+    assert said.endswith(f": {why}; continuing without it; elasticrun --no-history turns it off")
     assert kept.history.told() == ""
     assert not kept.history.is_kept
     assert not (tmp_path / "state" / "secret").exists()
@@ -395,7 +395,7 @@ def test_who_has_no_home_of_their_own_is_not_warned(environ: dict[str, str], why
     history.hear(ENDED)
     history.close()
     assert said == []
-    assert details == [f"cannot write the history of this job: {why}; going on without it"]
+    assert details == [f"cannot write the history of this job: {why}; continuing without it"]
     assert history.told() == ""
 
 
@@ -422,8 +422,8 @@ def test_a_disc_that_is_full_costs_one_line(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program, JOB, state], capture_output=True, text=True, check=True)
     [said] = done.stdout.splitlines()
     assert re.fullmatch(
-        "cannot write the history of this job: (there is no room for a whole line|File too large); going on without "
-        "it; elasticrun --no-history keeps none",
+        "cannot write the history of this job: (no space left for a whole line|File too large); continuing "
+        "without it; elasticrun --no-history turns it off",
         said,
     )
 
@@ -468,11 +468,11 @@ def test_a_disc_that_is_full_for_a_while_costs_what_happened_then(tmp_path: Path
     os.close(full)
     kept.hear(formed(2)).settle().hear(ENDED).close()
     assert [event["event"] for event in kept.events] == ["job_started", "round_formed", "report", "job_ended"]
-    assert kept.events[2]["text"] == "events before this one may be missing: this log had no room"
+    assert kept.events[2]["text"] == "events before this one may be missing: the log had no space"
     assert complaints(kept.events) == []
     assert kept.listed.facts.exit_code == 0
     [said] = kept.said
-    assert "No space left on device; going on without it" in said
+    assert "No space left on device; continuing without it" in said
 
 
 def test_a_home_that_is_not_there_at_first_keeps_what_comes_later(tmp_path: Path) -> None:
@@ -514,7 +514,7 @@ def test_a_disc_that_hangs_holds_up_the_end_for_a_moment_and_costs_one_line(tmp_
     kept.history.close(0.01)
     answers.set()
     assert kept.said == [
-        "the history of this job misses events: the disc does not keep up; elasticrun --no-history keeps none"
+        "the history of this job lacks events: the disk cannot keep up; elasticrun --no-history turns it off"
     ]
     assert kept.history.told() == ""
 
@@ -528,7 +528,7 @@ def test_a_disc_that_hangs_at_the_end_is_told_of(tmp_path: Path) -> None:
     kept.history.close(0.01)
     answers.set()
     [said] = kept.said
-    assert " bytes are not in the history of this job: the disc does not keep up; " in said
+    assert " bytes are missing from the history of this job: the disk cannot keep up; " in said
 
 
 # --- where it is -----------------------------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def test_of_a_log_that_was_cut_the_figures_are_what_the_driver_says() -> None:
     log.add("log_cut", 1.0, size_bytes=1000)
     killed = read(log)
     assert killed.booked.told() == "goodput 88.2 %: training 60.0 s, reset 3.0 s (2), start 5.0 s, unexplained 0.0 s"
-    assert "from 1:16 on: the log had grown too large" in svg(killed)
+    assert "from 1:16 on: the log reached its size limit" in svg(killed)
     assert all(piece.until is not None and piece.until <= 76.0 for piece in killed.pieces), "nobody knows the rest"
     log.add("log_cut", 10.0, size_bytes=1000)  # by the next driver
     log.phase("finishing", 90.0)
@@ -211,7 +211,7 @@ def test_a_takeover_is_marked_and_changes_no_account() -> None:
     story = read(log)
     assert {name: spent for name, spent in story.booked.seconds.items() if spent} == {"start": 5.0, "training": 30.0}
     assert [str(life.worker) for life in story.lives] == ["a[0]", "a[1]"]
-    assert [mark.text for mark in story.marks] == ["another driver took over, after 1.5 s without one"]
+    assert [mark.text for mark in story.marks] == ["another driver took over, after 1.5 s without a driver"]
     assert story.booked.seconds["unexplained"] == 0
     assert "another driver took over" in svg(story)
 
