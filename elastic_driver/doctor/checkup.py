@@ -93,7 +93,7 @@ def check_up(given: Settings, limit_s: float) -> Checkup:
         attendance.close()
         said = output.read_text(errors="replace").splitlines()
     if timer.is_over:
-        attendance.seen.message = "given up: no other host was to be waited for"
+        attendance.seen.message = "given up: no other host left to wait for"
     if code in _INTERRUPTED or (code == 128 + signal.SIGTERM and not timer.is_over):
         raise KeyboardInterrupt
     return Checkup(
@@ -109,9 +109,9 @@ def _hosts_of(given: Settings) -> tuple[Host, ...]:
             "--host-discovery-script, without --launcher none and --discovery"
         )
     if given.nodes is not None and given.nodes.endpoint:
-        raise SettingsError("elasticrun doctor is for one command that starts all: name the other nodes by -H")
+        raise SettingsError("elasticrun doctor needs one command that starts all nodes: name the other nodes with -H")
     if given.mpi is not None:
-        raise SettingsError("elasticrun doctor starts agents, and knows nothing of mpirun: leave --mpi away")
+        raise SettingsError("elasticrun doctor starts agents itself and does not support mpirun: drop --mpi")
     hosts = given.hosts
     if given.discovery_script is not None:
         script = ScriptDiscovery(
@@ -127,7 +127,7 @@ def _hosts_of(given: Settings) -> tuple[Host, ...]:
             raise SettingsError(str(error)) from error
     found = tuple(replace(host, slots=1) for host in hosts or () if host.slots)
     if not found:
-        raise SettingsError("there is no host to look at: the list of hosts is empty")
+        raise SettingsError("no host to check: the list of hosts is empty")
     return found
 
 

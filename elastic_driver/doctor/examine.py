@@ -125,7 +125,7 @@ def _why_no_extension() -> str:
 
 
 def _silent_gpus() -> _Gpus:
-    return (), "", f"nvidia-smi does not answer within {_PATIENCE_S:g} s"
+    return (), "", f"nvidia-smi did not answer within {_PATIENCE_S:g} s"
 
 
 def _gpus() -> _Gpus:
@@ -211,7 +211,7 @@ def _lacks() -> list[str]:
     """What this project uses, and is not to be had here: what comes of it, one line each."""
     found = []
     if not has_pidfds():
-        found.append("pidfd_open is not allowed: that a process has ended is seen later")
+        found.append("pidfd_open is not allowed: exits of processes are noticed later")
     try:
         os.close(memory_file("doctor"))
     except OSError:
@@ -224,9 +224,9 @@ def _lacks() -> list[str]:
     elif not _can_read_own_memory():
         found.append("process_vm_readv is not allowed: large allreduces inside of this host are slower")
     if not Path("/proc/self/cgroup").exists():
-        found.append("/proc has no cgroups: a container's limit of memory is not seen")
+        found.append("/proc has no cgroups: a container's memory limit cannot be read")
     if not Path("/proc/self/stat").exists():
-        found.append("/proc is not mounted: hung workers are not told from busy ones")
+        found.append("/proc is not mounted: hung workers cannot be distinguished from busy ones")
     return found
 
 

@@ -22,7 +22,7 @@ _LEAST_FILES = 1024
 # Threads count as processes, and a worker of PyTorch has dozens.
 _LEAST_PROCESSES = 1024
 _LEAST_DISC, _LEAST_MEMORY = 1 << 30, 1 << 30
-_SLOW = "where that is just slow, give more time with --timeout S"
+_SLOW = "if it is only slow, give it more time with --timeout S"
 
 
 class Level(IntEnum):
@@ -64,7 +64,7 @@ def findings_of(hosts: Sequence[str], facts: Mapping[str, HostFacts], seen: Seen
         *_together(hosts, facts, seen),
         *_different(facts),
         *(finding for host in hosts if host in facts for finding in _of_host(host, facts[host])),
-        *(Finding(Level.WARNS, (), line, "look at that network, or leave the host out") for line in seen.slow),
+        *(Finding(Level.WARNS, (), line, "check that network, or exclude the host") for line in seen.slow),
     ]
     return sorted(_merged(found), key=lambda finding: finding.level)
 
@@ -90,11 +90,11 @@ def _absent(hosts: Sequence[str], facts: Mapping[str, HostFacts], seen: Seen, li
         before = seen.interrupted.get(host, "")
         if before and not why and host in seen.members:
             what = f"it was away for a while: {before}"
-            yield Finding(Level.WARNS, (host,), what, "see whether that host swaps, or its network breaks off")
+            yield Finding(Level.WARNS, (host,), what, "check whether that host swaps or its network is unstable")
         elif not why:
             why = before
         if not why and said is None and host in seen.addresses:
-            why, advice = f"its agent runs, and its worker has said nothing within {limit_s:g} s", _SLOW
+            why, advice = f"its agent runs, but its worker has not reported within {limit_s:g} s", _SLOW
         elif not why and said is None:
             why, advice = f"no answer within {limit_s:g} s", f"try: ssh {host} true; {_SLOW}"
         elif not why and said is not None and said.meeting is None:
@@ -117,12 +117,14 @@ def _together(hosts: Sequence[str], facts: Mapping[str, HostFacts], seen: Seen) 
 
 def _different(facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     """What should be the same on all hosts."""
-    python = "use one Python on all hosts: what is pickled on one may be unreadable on another"
+    python = "use one Python on all hosts: data pickled on one may be unreadable on another"
     yield from _odd(facts, "Python", lambda each: ".".join(each.python.split(".")[:2]), python)
     torch = "install one version of PyTorch on all hosts"
     yield from _odd(facts, "PyTorch", lambda each: each.torch or "missing", torch)
     yield from _odd(facts, "package elastic_driver", lambda each: each.package, "install one version on all hosts")
-    yield from _odd(facts, "number of GPUs", lambda each: str(len(each.gpus)), "use -H HOST:N with what each has")
+    yield from _odd(
+        facts, "number of GPUs", lambda each: str(len(each.gpus)), "use -H HOST:N with the number that each has"
+    )
     with_gpu = {host: each for host, each in facts.items() if each.gpus}
     yield from _odd(with_gpu, "GPU driver", lambda each: each.gpu_driver, "NCCL works best with one version")
     yield from _odd(facts, "machine", lambda each: each.machine, "results may differ between them")
@@ -148,13 +150,13 @@ def _of_host(host: str, facts: HostFacts) -> Iterator[Finding]:
 
     if facts.torch_error:
         what = f"PyTorch {facts.torch} is installed and cannot be imported: {facts.torch_error}"
-        yield Finding(Level.STOPS, (host,), what, "install PyTorch anew there")
+        yield Finding(Level.STOPS, (host,), what, "reinstall PyTorch there")
     if facts.native_error:
         yield warns(facts.native_error, "install a wheel: without it, PyTorch's Gloo is used, which is slower")
     if facts.gpu_error:
-        yield warns(f"its GPUs cannot be seen: {facts.gpu_error}", "repair the driver, or leave the GPUs out")
+        yield warns(f"its GPUs cannot be seen: {facts.gpu_error}", "repair the driver, or exclude the GPUs")
     if facts.gpus and facts.torch and not facts.torch_error and not facts.cuda:
-        yield warns("it has GPUs, and a PyTorch without CUDA", "install PyTorch with CUDA, if they are to be used")
+        yield warns("it has GPUs, but its PyTorch has no CUDA", "install PyTorch with CUDA to use them")
     ahead_s, error_s = facts.clock_s, facts.clock_error_s
     if ahead_s is not None and abs(ahead_s) - error_s > _CLOCK_S:
         way = "ahead of" if ahead_s > 0 else "behind"
@@ -164,15 +166,15 @@ def _of_host(host: str, facts: HostFacts) -> Iterator[Finding]:
     for disc in facts.discs:
         name = f"the folder of {disc.role}" if disc.role.startswith("-") else "the folder for temporary files"
         if disc.missing:
-            yield warns(f"{name} is not there", "make it, or set TMPDIR: Python takes another one without a word")
+            yield warns(f"{name} is not there", "create it, or set TMPDIR: Python silently uses another one")
         elif disc.error:
             yield Finding(Level.STOPS, (host,), f"{name}: {disc.error}", "mount it, or name another folder")
         elif not disc.writable:
             yield Finding(Level.STOPS, (host,), f"{name} cannot be written to", "chmod it, or name another folder")
         elif disc.free_bytes < _LEAST_DISC:
-            yield warns(f"{name} has {_gigabytes(disc.free_bytes)} left", "make room there, or name another folder")
+            yield warns(f"{name} has {_gigabytes(disc.free_bytes)} left", "free space there, or name another folder")
     if facts.memory_bytes and facts.available_bytes < _LEAST_MEMORY:
-        yield warns(f"only {_gigabytes(facts.available_bytes)} of memory are free", "see what else runs there")
+        yield warns(f"only {_gigabytes(facts.available_bytes)} of memory are free", "check what else runs there")
     if 0 <= facts.cgroup_bytes < 2 * _LEAST_MEMORY:
         yield warns(f"its container may use {_gigabytes(facts.cgroup_bytes)} of memory", "raise the container's limit")
     for lack in facts.lacks:

@@ -97,7 +97,7 @@ def test_silent_hosts_alone_are_not_waited_for_any_longer(rsh_agent: str) -> Non
     assert ran.returncode == 1
     found = json.loads(ran.stdout)
     assert [each["what"] for each in found["problems"]] == ["no answer within 1 s"]
-    assert found["ended"] == "given up: no other host was to be waited for"
+    assert found["ended"] == "given up: no other host left to wait for"
 
 
 @pytest.mark.usefixtures("small_torch")

@@ -60,7 +60,7 @@ def test_a_limit_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         ("exit 0", ((), "", "")),
         ('echo "No devices were found"; exit 6', ((), "", "nvidia-smi: No devices were found")),
         ("echo broken >&2; exit 9", ((), "", "nvidia-smi: broken")),
-        ("exec sleep 1000", ((), "", "nvidia-smi does not answer within 0.2 s")),
+        ("exec sleep 1000", ((), "", "nvidia-smi did not answer within 0.2 s")),
     ],
 )
 def test_what_nvidia_smi_says(

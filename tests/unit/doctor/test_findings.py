@@ -53,7 +53,7 @@ def test_two_good_hosts_have_no_problem() -> None:
         ({"native_error": "the native extension was not built"}, Level.WARNS, "the native extension was not built"),
         ({"gpus": ("H200",)}, Level.WARNS, "number of GPUs: 1, on the other hosts 2"),
         ({"gpu_driver": "550.2"}, Level.WARNS, "GPU driver: 550.2, on the other hosts 570.1"),
-        ({"cuda": ""}, Level.WARNS, "it has GPUs, and a PyTorch without CUDA"),
+        ({"cuda": ""}, Level.WARNS, "it has GPUs, but its PyTorch has no CUDA"),
         ({"gpu_error": "nvidia-smi: no devices were found"}, Level.WARNS, "no devices were found"),
         ({"clock_s": -3.2}, Level.WARNS, "its clock is 3.2 s behind the one here (± 0.001 s)"),
         ({"clock_s": 3.2, "clock_error_s": 2.5}, None, ""),
@@ -98,7 +98,7 @@ def test_a_host_that_says_nothing_has_one_line() -> None:
     ]
     assert [each.what for each in found] == [
         "ssh: connection refused",
-        "its agent runs, and its worker has said nothing within 60 s",
+        "its agent runs, but its worker has not reported within 60 s",
         "no answer within 60 s",
     ]
     assert "ssh node4 true" in found[2].advice
