@@ -34,7 +34,7 @@ from elastic_driver.rendezvous.environment import ENV_JOB
 from elastic_driver.report.event_records import line_of, records_of
 from elastic_driver.report.happenings import Happening, JobEnded
 from elastic_driver.report.instant import Instant
-from elastic_driver.system.kernel import memory_file, pidfd_open
+from elastic_driver.system.kernel import end_of_child, memory_file
 from elastic_driver.words import counted
 
 RUN_S = 30.0
@@ -254,7 +254,7 @@ class EventHook:
         output, deadline = b"", time.monotonic() + self._run_s
         descriptor = popen.stdout.fileno()
         os.set_blocking(descriptor, False)
-        shell = pidfd_open(popen.pid)
+        shell = end_of_child(popen.pid)
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(descriptor, selectors.EVENT_READ)

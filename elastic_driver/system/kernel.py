@@ -6,11 +6,13 @@ signal.pidfd_send_signal on the newest kernel. There the same calls are made by 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
 import platform
 import signal
+import threading
 from functools import cache
 
 # From linux/memfd.h.
@@ -47,6 +49,28 @@ def pidfd_send_signal(descriptor: int, number: int) -> None:
         signal.pidfd_send_signal(descriptor, number)
     else:
         _call(_PIDFD_SEND_SIGNAL, descriptor, int(number), None, 0)
+
+
+def end_of_child(pid: int) -> int:
+    """Return a descriptor that becomes readable once a child has ended; the child stays a zombie.
+
+    That is a pidfd. Where there are none, a thread waits for the child and closes the other end of a pipe.
+
+    Raises:
+        OSError: there is no such child, or no descriptor is free.
+    """
+    if has_pidfds():
+        return pidfd_open(pid)
+    reader, writer = os.pipe()
+
+    def wait() -> None:
+        with contextlib.suppress(ChildProcessError):  # somebody has reaped it, so it has ended
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        os.close(writer)
+
+    # A daemon, because only the child's end wakes it: it must not keep a driver alive that ends in a crash.
+    threading.Thread(target=wait, name=f"elastic-driver-wait-{pid}", daemon=True).start()
+    return reader
 
 
 def pidfd_getfd(process: int, descriptor: int) -> int:

@@ -92,8 +92,10 @@ def send(name: str, number: signal.Signals) -> bool:
         return False
     try:
         descriptor = pidfd_open(process.pid)
-    except OSError:
+    except ProcessLookupError:
         return False
+    except OSError:  # the kernel has none: the number could become another's between these two lines
+        return process.state() is not None and _kill(process.pid, number)
     try:
         if process.state() is None:  # after the opening: its PID cannot be reused by now
             return False
@@ -103,6 +105,14 @@ def send(name: str, number: signal.Signals) -> bool:
         return False
     finally:
         os.close(descriptor)
+
+
+def _kill(pid: int, number: signal.Signals) -> bool:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        return False
+    return True
 
 
 def lives(name: str) -> bool:

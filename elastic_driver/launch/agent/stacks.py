@@ -153,8 +153,10 @@ def _ask(pid: int, number: int) -> str:
     try:
         # Held open while it is examined, so that its PID is not reused.
         process, is_thread = _held(pid, number)
-    except OSError:
+    except ProcessLookupError:
         return "it has ended"
+    except OSError as error:  # the kernel has no pidfds, or no descriptor is free
+        return f"it cannot be asked: {in_words(error)}"
     try:
         values = proc.lines(f"/proc/{pid}/status")
         # A program that it has become by exec has no handler, and the signal would kill it.

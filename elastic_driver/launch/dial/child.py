@@ -53,7 +53,7 @@ class Child:
         self._reads = True
         self._ended = asyncio.Event()
         loop.add_reader(started.stderr, self._read)
-        loop.add_reader(started.pidfd, self._end)
+        loop.add_reader(started.ended, self._end)
 
     async def close(self) -> None:
         """Send SIGTERM, then SIGKILL after the grace. Blocks until the command is dead."""
@@ -84,7 +84,7 @@ class Child:
 
     def _end(self) -> None:
         """Handle the command's death, without waiting for the end of its standard error, which others may keep open."""
-        self._loop.remove_reader(self._started.pidfd)
+        self._loop.remove_reader(self._started.ended)
         if self._reads:
             any(not self._read() for _ in range(_LAST_READS))
         self._stop_reading()

@@ -14,7 +14,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from elastic_driver.system.kernel import pidfd_open
+from elastic_driver.system.kernel import end_of_child
 from elastic_driver.system.tether import tie
 
 # High enough not to collide with scripts that use descriptors by number, like the tether's.
@@ -28,13 +28,13 @@ class Spawned:
     """
 
     def __init__(
-        self, popen: subprocess.Popen[bytes], owner: int, stdin: int, stdin_there: int, stderr: int, pidfd: int
+        self, popen: subprocess.Popen[bytes], owner: int, stdin: int, stdin_there: int, stderr: int, ended: int
     ) -> None:
         self.popen = popen
         self.stderr = stderr
-        self.pidfd = pidfd
+        self.ended = ended
         self._owner = owner
-        self._descriptors = [stdin, stdin_there, stderr, pidfd]
+        self._descriptors = [stdin, stdin_there, stderr, ended]
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the process, or its group. Only before it is reaped: until then the PID is still its own."""
@@ -108,6 +108,6 @@ def spawn(
         on_error.callback(popen.wait)
         on_error.callback(popen.kill)
         owner = -popen.pid if with_group else popen.pid
-        pidfd = pidfd_open(popen.pid)
+        end = end_of_child(popen.pid)
         on_error.pop_all()
-        return Spawned(popen, owner, stdin, stdin_there, stderr, pidfd)
+        return Spawned(popen, owner, stdin, stdin_there, stderr, end)

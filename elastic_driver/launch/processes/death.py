@@ -14,26 +14,24 @@ import os
 import platform
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable
 
 import psutil
 
 from elastic_driver.launch.words import ExitStatus
-from elastic_driver.system.kernel import has_pidfds, pidfd_open
+from elastic_driver.system.kernel import end_of_child, has_pidfds, pidfd_open
 from elastic_driver.system.process_name import ProcessName
 
-# Since Linux 5.3.
-HAVE_PIDFD = has_pidfds()
-# Since Linux 6.9: a pidfd of one thread. The same number as O_EXCL by definition.
+# Linux 6.9: a pidfd of one thread. The same number as O_EXCL by definition.
 PIDFD_THREAD = os.O_EXCL
 # From /proc/PID/stat: the task runs no user code any more. (include/linux/sched.h)
 _PF_EXITING = 0x4
 # Stands for the exit code of a child that was reaped elsewhere. Not 0: it may have failed.
 _UNKNOWN = 255
-# Without pidfds the end of a process that is not our child can only be polled for.
-_POLL_S = 0.02
-# The number of the system call, from the kernel's headers.
+# Without pidfds the end of a process that is not our child can only be looked for: of those that are being killed, and
+# of one that may live for weeks.
+_POLL_S, _RARE_POLL_S = 0.02, 0.5
+# Number of the system call, as the kernel's headers have it.
 _SIGTIMEDWAIT = {"x86_64": "128", "aarch64": "137"}
 
 
@@ -59,25 +57,14 @@ def watch_child(pid: int, on_death: Callable[[], None]) -> None:
         OSError: no descriptor is free.
     """
     loop = asyncio.get_running_loop()
-    if HAVE_PIDFD:
-        descriptor = pidfd_open(pid)
+    descriptor = end_of_child(pid)
 
-        def readable() -> None:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
-            on_death()
+    def readable() -> None:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+        on_death()
 
-        loop.add_reader(descriptor, readable)
-        return
-
-    def block() -> None:
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        with contextlib.suppress(RuntimeError):  # the loop was closed first: nobody is left to notify
-            loop.call_soon_threadsafe(on_death)
-
-    # A daemon, since only the child's death wakes it: it must not keep a crashing driver alive.
-    threading.Thread(target=block, name=f"elastic-driver-wait-{pid}", daemon=True).start()
+    loop.add_reader(descriptor, readable)
 
 
 def watch_thread(thread: int, on_end: Callable[[], None]) -> Callable[[], None]:
@@ -89,7 +76,7 @@ def watch_thread(thread: int, on_end: Callable[[], None]) -> Callable[[], None]:
     Raises:
         OSError: there is no such thread, the system is too old, or no descriptor is free.
     """
-    if not HAVE_PIDFD:
+    if not has_pidfds():
         raise OSError("no pidfds")
     loop = asyncio.get_running_loop()
     descriptor = pidfd_open(thread, PIDFD_THREAD)
@@ -194,8 +181,8 @@ def watch_process(name: str, on_death: Callable[[], None]) -> Callable[[], None]
     except ProcessLookupError:
         on_death()
         return lambda: None
-    except OSError:
-        return lambda: None
+    except OSError:  # no descriptor is free, or the kernel has no pidfds
+        return _watch_polling(process, on_death)
     loop = asyncio.get_running_loop()
 
     def died() -> None:
@@ -212,12 +199,27 @@ def watch_process(name: str, on_death: Callable[[], None]) -> Callable[[], None]
     return close
 
 
+def _watch_polling(process: ProcessName, on_death: Callable[[], None]) -> Callable[[], None]:
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+
+    def look() -> None:
+        nonlocal timer
+        if process.state() is None:
+            on_death()
+        else:
+            timer = loop.call_later(_RARE_POLL_S, look)
+
+    timer = loop.call_later(_RARE_POLL_S, look)
+    return lambda: timer.cancel()
+
+
 async def wait_gone(processes: Iterable[psutil.Process], until: asyncio.Future[None]) -> None:
     """Wait until all the processes are dead (zombies count as dead) or ``until`` is done."""
     for process in processes:
         if until.done():
             return
-        if HAVE_PIDFD:
+        if has_pidfds():
             await _wait_pidfd(process, until)
         else:
             await _wait_polling(process, until)

@@ -172,16 +172,19 @@ def _add_descendants(owner_of: dict[int, str], alive: Iterable[int], parent_of: 
 def send_signal(process: psutil.Process, number: signal.Signals) -> None:
     """Signal a process, unless it is gone or its PID has been reused."""
     with contextlib.suppress(psutil.Error, OSError):
-        if hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal"):
+        try:
             # The descriptor fixes the process; is_running() then compares the creation time.
             descriptor = os.pidfd_open(process.pid)
-            try:
-                if process.is_running():
-                    signal.pidfd_send_signal(descriptor, number)
-            finally:
-                os.close(descriptor)
-        else:
+        except ProcessLookupError:
+            return
+        except (AttributeError, OSError):  # Python was built without it, the kernel refuses it, or none is free
             process.send_signal(number)
+            return
+        try:
+            if process.is_running():
+                signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
 
 
 def end_job(mark: str, leaders: Mapping[str, psutil.Process]) -> bool:

@@ -313,12 +313,19 @@ def test_many_stops_at_once_share_their_scans(loop: str, monkeypatch: pytest.Mon
     run(loop, main)
 
 
-def test_without_pidfds_the_same_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_built_with_them", [True, False])
+def test_without_pidfds_the_same_happens(is_built_with_them: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the kernel refuses them, or Python was built where they were not known."""
+
     def unknown(*_: object) -> int:
         raise OSError(errno.ENOSYS, "no such call")
 
-    monkeypatch.setattr(death, "HAVE_PIDFD", False)
-    monkeypatch.delattr(os, "pidfd_open")
+    for module in (death, kernel):
+        monkeypatch.setattr(module, "has_pidfds", lambda: False)
+    if is_built_with_them:
+        monkeypatch.setattr(os, "pidfd_open", unknown)
+    else:
+        monkeypatch.delattr(os, "pidfd_open")
     monkeypatch.setattr(kernel, "_call", unknown)
 
     async def main() -> None:
