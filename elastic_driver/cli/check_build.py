@@ -7,6 +7,7 @@ import importlib.util
 import sys
 import warnings
 
+from elastic_driver.system.mechanisms import MECHANISMS
 from elastic_driver.version import __version__
 
 
@@ -30,6 +31,7 @@ def report() -> str:
             _line(True, "native Gloo extension (shared memory and TCP; not Gloo's own transports, as ibverbs)", "")
         )
     lines.append(_line(not wrong["torch"], "PyTorch's Gloo (used instead, by PyTorch users)", wrong["torch"]))
+    lines += ["", "Mechanisms of this machine's kernel (docs/platforms.md):", *_mechanisms()]
     return "\n".join([*lines, *_as_horovod_prints_it(has_torch=not wrong["torch"])])
 
 
@@ -55,6 +57,15 @@ def _private_parts() -> list[str]:
     with warnings.catch_warnings(action="ignore"):  # of what torch imports for itself
         gone = lost()
     return lines + ([_line(False, each, "") for each in gone] or [_line(True, "all available", "")])
+
+
+def _mechanisms() -> list[str]:
+    """Return a line for each mechanism: whether it works here, and what is lost without it."""
+    lines = []
+    for each in MECHANISMS:
+        why = each.why_not()
+        lines.append(_line(not why, each.name, f"{why}: {each.lost}"))
+    return lines
 
 
 def _as_horovod_prints_it(*, has_torch: bool) -> list[str]:

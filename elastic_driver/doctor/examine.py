@@ -8,7 +8,6 @@ that is not waited for longer than a few seconds.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import importlib.metadata
 import os
@@ -29,7 +28,7 @@ from elastic_driver.doctor.facts import UNLIMITED, Disc, HostFacts
 from elastic_driver.errors import in_words
 from elastic_driver.report.printable import without_home
 from elastic_driver.system.cgroups import memory_left, memory_limit
-from elastic_driver.system.kernel import has_pidfds, memory_file
+from elastic_driver.system.mechanisms import missing
 from elastic_driver.version import __version__
 from elastic_driver.worker.engine.native_loader import load
 
@@ -41,7 +40,6 @@ _LIMITS = {
     "memlock": resource.RLIMIT_MEMLOCK,
     "core": resource.RLIMIT_CORE,
 }
-_PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _SHM = "/dev/shm"
 # As Python's tempfile takes them, which tries by writing, and takes another folder without a word.
 _TEMPORARY = ("TMPDIR", "TEMP", "TMP")
@@ -208,40 +206,5 @@ def _file_system(folder: Path) -> str:
 
 
 def _lacks() -> list[str]:
-    """What this project uses, and is not to be had here: what comes of it, one line each."""
-    found = []
-    if not has_pidfds():
-        found.append("pidfd_open is not allowed: exits of processes are noticed later")
-    try:
-        os.close(memory_file("doctor"))
-    except OSError:
-        found.append("memfd_create is not allowed: workers of this host have no shared memory")
-    scope = _first_line(_PTRACE_SCOPE)
-    if scope in ("2", "3"):
-        found.append(
-            f"kernel.yama.ptrace_scope is {scope}: large allreduces inside of this host are slow; gdb needs root"
-        )
-    elif not _can_read_own_memory():
-        found.append("process_vm_readv is not allowed: large allreduces inside of this host are slower")
-    if not Path("/proc/self/cgroup").exists():
-        found.append("/proc has no cgroups: a container's memory limit cannot be read")
-    if not Path("/proc/self/stat").exists():
-        found.append("/proc is not mounted: hung workers cannot be distinguished from busy ones")
-    return found
-
-
-class _Piece(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
-def _can_read_own_memory() -> bool:
-    """Whether the system call is there at all: seccomp may refuse it even for a process's own memory."""
-    read = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
-    if read is None:
-        return False
-    read.restype = ctypes.c_ssize_t
-    source, target = ctypes.create_string_buffer(b"x"), ctypes.create_string_buffer(1)
-    there = _Piece(ctypes.cast(source, ctypes.c_void_p), 1)
-    here = _Piece(ctypes.cast(target, ctypes.c_void_p), 1)
-    one, none = ctypes.c_ulong(1), ctypes.c_ulong(0)
-    return bool(read(os.getpid(), ctypes.byref(here), one, ctypes.byref(there), one, none) == 1)
+    """What this project uses of the kernel and cannot use here: what is lost without it, one line each."""
+    return [str(each) for each in missing() if each.mechanism.is_warned_of]

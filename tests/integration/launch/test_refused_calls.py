@@ -53,3 +53,11 @@ def lives(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def test_check_build_says_what_is_lost(tmp_path: Path) -> None:
+    done = elasticrun("memfd_create,pidfd_getfd", "--check-build", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "[ ] memfd_create: Function not implemented: ranks of this host use the network" in done.stdout
+    assert "[ ] pidfd_getfd: Function not implemented: the agent cannot close connections" in done.stdout
+    assert "[X] pidfd_open\n" in done.stdout

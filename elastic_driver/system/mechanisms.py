@@ -1,0 +1,309 @@
+"""The mechanisms of Linux that not every kernel and every container has: one table, with a probe for each.
+
+Owns which they are, since which kernel they exist, and what is lost without them. ``elasticrun --check-build`` prints
+the table for this machine, ``elasticrun doctor`` reports what a job would miss on each host, and docs/platforms.md says
+the same at length. A probe changes nothing outside this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import platform
+import re
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic_driver.errors import in_words
+from elastic_driver.system.cgroups import memory_files
+from elastic_driver.system.kernel import memory_file, pidfd_getfd, pidfd_open, pidfd_send_signal
+
+_PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+# linux/prctl.h
+_PR_GET_TID_ADDRESS = 40
+# As much of struct tcp_info as native/net/reach.cpp needs to notice silence: up to tcpi_notsent_bytes.
+_TCP_INFO_BYTES = 148
+_NETLINK_SOCK_DIAG = 4
+# A struct flock: type, whence, start, length, process.
+_FLOCK = struct.Struct("hhqqi4x")
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    """Something that the kernel does for this project, where it does.
+
+    Attributes:
+        name: of the system call, socket option or file.
+        since: the first Linux that has it; "" where all supported ones do.
+        lost: what is lost without it.
+        probe: raises OSError, which says why it cannot be used here.
+        is_warned_of: whether ``elasticrun doctor`` warns where it is missing. Of the others only old kernels, and
+            containers with the usual profile, are without, and a job misses little.
+    """
+
+    name: str
+    since: str
+    lost: str
+    probe: Callable[[], object]
+    is_warned_of: bool = False
+
+    def why_not(self) -> str:
+        """Why it cannot be used here; "" where it can."""
+        try:
+            self.probe()
+        except OSError as error:
+            return in_words(error)
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A mechanism that this machine does not have, and why."""
+
+    mechanism: Mechanism
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.mechanism.name}: {self.why}: {self.mechanism.lost}"
+
+
+def missing() -> Iterator[Missing]:
+    """Yield what this process cannot use, in the order of the table."""
+    for mechanism in MECHANISMS:
+        if why := mechanism.why_not():
+            yield Missing(mechanism, why)
+
+
+def _own_pidfd() -> None:
+    process = pidfd_open(os.getpid())
+    try:
+        pidfd_send_signal(process, 0)  # checks only whether it may be sent one
+    finally:
+        os.close(process)
+
+
+def _thread_pidfd() -> None:
+    os.close(pidfd_open(threading.get_native_id(), os.O_EXCL))  # PIDFD_THREAD is O_EXCL by definition
+
+
+def _copied_descriptor() -> None:
+    with contextlib.ExitStack() as opened:
+        reader, writer = os.pipe()
+        opened.callback(os.close, reader)
+        opened.callback(os.close, writer)
+        process = pidfd_open(os.getpid())
+        opened.callback(os.close, process)
+        os.close(pidfd_getfd(process, reader))
+
+
+def _memory_file() -> None:
+    os.close(memory_file("probe"))
+
+
+class _Piece(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def _read_memory() -> None:
+    """Of this process itself: seccomp may refuse even that."""
+    read = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    read.restype = ctypes.c_ssize_t
+    source, target = ctypes.create_string_buffer(b"x"), ctypes.create_string_buffer(1)
+    there = _Piece(ctypes.cast(source, ctypes.c_void_p), 1)
+    here = _Piece(ctypes.cast(target, ctypes.c_void_p), 1)
+    one, none = ctypes.c_ulong(1), ctypes.c_ulong(0)
+    if read(os.getpid(), ctypes.byref(here), one, ctypes.byref(there), one, none) != 1:
+        raise _last_error()
+
+
+def _yama() -> None:
+    scope = ""
+    with contextlib.suppress(OSError):
+        scope = _PTRACE_SCOPE.read_text(errors="replace").strip()
+    if scope in ("2", "3"):
+        raise OSError(f"it is {scope}")
+
+
+def _signal_at_end() -> None:
+    reader, writer = os.pipe()
+    try:
+        fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)  # of which nothing comes without O_ASYNC
+        if fcntl.fcntl(reader, fcntl.F_GETSIG) != signal.SIGKILL:
+            raise OSError("the kernel ignores it")
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def _proc() -> None:
+    for name in ("stat", "fd", "ns/pid", "ns/net"):
+        os.lstat(f"/proc/self/{name}")
+    os.stat("/proc/sys/kernel/random/boot_id")
+
+
+def _proc_syscall() -> None:
+    with open("/proc/self/syscall", "rb") as file:
+        file.read()
+
+
+def _memory_cgroup() -> None:
+    if not any(file.exists() for file in memory_files("memory.oom_control", "memory.events")):
+        raise OSError("no cgroup of this process counts memory, or /sys/fs/cgroup is not mounted")
+
+
+def _thread_address() -> None:
+    address = ctypes.c_void_p()
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0):
+        raise _last_error()
+
+
+def _tcp_info() -> None:
+    with socket.socket() as sock:
+        size = len(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))
+    if size < _TCP_INFO_BYTES:
+        raise OSError(f"it has {size} bytes; {_TCP_INFO_BYTES} are needed")
+
+
+def _refusals() -> None:
+    """By the kernel's version: to see one takes a connection that is refused."""
+    found = re.match(r"(\d+)\.(\d+)", platform.release())
+    if found is None or (int(found[1]), int(found[2])) < (5, 8):
+        raise OSError(f"this is Linux {platform.release()}")
+
+
+def _peer_credentials() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        user = struct.unpack("=iII", one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+    if user != os.geteuid():
+        raise OSError(f"the kernel names user {user}, and this is user {os.geteuid()}")
+
+
+def _looked_at_lock() -> None:
+    with open("/proc/self/exe", "rb") as file:
+        fcntl.fcntl(file, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+
+
+def _sock_diag() -> None:
+    socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG).close()
+
+
+def _last_error() -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code))
+
+
+MECHANISMS = (
+    Mechanism(
+        "/proc",
+        "",
+        "no job starts: local sockets and processes are found through it",
+        _proc,
+        is_warned_of=True,
+    ),
+    Mechanism(
+        "SO_PEERCRED",
+        "",
+        "no job starts: processes of one machine authenticate each other by it",
+        _peer_credentials,
+        is_warned_of=True,
+    ),
+    Mechanism(
+        "memfd_create",
+        "3.17",
+        "ranks of this host use the network instead of shared memory, and a driver with other hosts, --event-hook and "
+        "hvd.report() do not work",
+        _memory_file,
+        is_warned_of=True,
+    ),
+    Mechanism(
+        "pidfd_open",
+        "5.3",
+        "the end of a process is noticed up to half a second later, and elasticrun stacks does not work",
+        _own_pidfd,
+        is_warned_of=True,
+    ),
+    Mechanism(
+        "pidfd_open of a thread",
+        "6.9",
+        "the death of a worker with much memory is noticed only when the kernel has freed it, seconds later",
+        _thread_pidfd,
+    ),
+    Mechanism(
+        "pidfd_getfd",
+        "5.6",
+        "the agent cannot close connections of hung workers, nor see that a waiting worker still receives data",
+        _copied_descriptor,
+    ),
+    Mechanism(
+        "process_vm_readv",
+        "3.2",
+        "large allreduces within this host are slower",
+        _read_memory,
+        is_warned_of=True,
+    ),
+    Mechanism(
+        "kernel.yama.ptrace_scope below 2",
+        "",
+        "large allreduces within this host are slower, and gdb needs root",
+        _yama,
+        is_warned_of=True,
+    ),
+    Mechanism(
+        "F_SETSIG",
+        "",
+        "workers outlive a driver that dies together with its guard",
+        _signal_at_end,
+        is_warned_of=True,
+    ),
+    Mechanism(
+        "PR_GET_TID_ADDRESS",
+        "3.5",
+        "workers are not forked from a warmed process: each imports its modules anew",
+        _thread_address,
+    ),
+    Mechanism(
+        "memory cgroup",
+        "4.13",
+        "a worker killed for want of memory is reported as killed by SIGKILL, and no memory limit is known",
+        _memory_cgroup,
+    ),
+    Mechanism(
+        "/proc/PID/syscall",
+        "",
+        "reports of a hang do not say what the worker's main thread waits for",
+        _proc_syscall,
+    ),
+    Mechanism(
+        "TCP_INFO",
+        "4.6",
+        "a rank whose host has vanished is noticed only by the kernel's own timeouts",
+        _tcp_info,
+    ),
+    Mechanism(
+        "IP_RECVERR of TCP",
+        "5.8",
+        "an agent cannot distinguish a driver that has died from a firewall",
+        _refusals,
+    ),
+    Mechanism(
+        "F_OFD_SETLK",
+        "3.15",
+        "a job that was killed is listed as running for ten minutes",
+        _looked_at_lock,
+    ),
+    Mechanism(
+        "sock_diag",
+        "3.3",
+        "Horovod's workers are identified by /proc/net/tcp, which takes longer",
+        _sock_diag,
+    ),
+)
