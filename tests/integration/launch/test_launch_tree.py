@@ -19,6 +19,7 @@ from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.launch.processes import death, guard
 from elastic_driver.launch.words import ExitStatus
 from elastic_driver.system import kernel
+from elastic_driver.system.process_name import name_of
 from tests.support.processes.launching import EACH_LOOP, NEVER_S, PATIENCE_S, WORKER, Job, job, run, stopped
 
 pytestmark = pytest.mark.integration
@@ -337,6 +338,25 @@ def test_without_pidfds_the_same_happens(is_built_with_them: bool, monkeypatch: 
             assert alive(children) == []
             crashed = await one.start(["sh", "-c", "exit 4"])
             assert await crashed.wait() == ExitStatus(4)
+
+    run("asyncio", main)
+
+
+@pytest.mark.parametrize("has_pidfds", [True, False])
+def test_the_death_of_a_process_that_is_no_child_is_seen(has_pidfds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> int:
+        raise OSError(errno.ENOSYS, "no such call")
+
+    if not has_pidfds:
+        monkeypatch.setattr(death, "pidfd_open", refused)
+
+    async def main() -> None:
+        died = asyncio.Event()
+        with subprocess.Popen(["sleep", "3600"]) as process:
+            close = death.watch_process(name_of(process.pid), died.set)
+            process.kill()
+            await died.wait()
+            close()
 
     run("asyncio", main)
 

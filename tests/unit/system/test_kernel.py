@@ -52,6 +52,23 @@ def test_a_process_is_signalled_and_its_end_is_seen(child: subprocess.Popen[byte
     assert child.wait() == -signal.SIGTERM
 
 
+@pytest.mark.parametrize("has_pidfds", [True, False])
+def test_the_end_of_a_child_is_seen_and_it_stays_a_zombie(
+    has_pidfds: bool, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "has_pidfds", lambda: has_pidfds)
+    end = kernel.end_of_child(child.pid)
+    try:
+        assert select.select([end], [], [], 0)[0] == []
+        child.kill()
+        select.select([end], [], [])
+        seen = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert seen is not None
+        assert seen.si_status == signal.SIGKILL
+    finally:
+        os.close(end)
+
+
 def test_errors_are_the_kernels(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     child.wait()

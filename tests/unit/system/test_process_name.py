@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from elastic_driver.system import process_name
 from elastic_driver.system.process_name import (
     ProcessName,
     is_below,
@@ -70,7 +72,13 @@ def test_what_is_no_name_of_a_process(text: str) -> None:
     assert not lives(text)
 
 
-def test_only_the_process_of_that_name_gets_a_signal() -> None:
+@pytest.mark.parametrize("has_pidfds", [True, False])
+def test_only_the_process_of_that_name_gets_a_signal(has_pidfds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    if not has_pidfds:
+        monkeypatch.setattr(process_name, "pidfd_open", refused)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         name = ProcessName.of(other.pid)
         for wrong in (replace(name, started=name.started + 1), replace(name, place="elsewhere"), "nobody"):
