@@ -277,6 +277,8 @@ def test_stop_of_a_stopped_process() -> None:
         async with job() as one:
             process = await one.start(["sleep", "3600"])
             os.kill(process.pid, signal.SIGSTOP)
+            # Of two signals that wait for it, the kernel would take SIGTERM first.
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
             assert await stopped(process, 0.2) == ExitStatus(-signal.SIGKILL)
 
     run("asyncio", main)
