@@ -14,6 +14,8 @@ from elastic_driver.system.kernel import pidfd_open, pidfd_send_signal
 
 # The states in /proc/PID/stat (proc(5)) of a process that has ended.
 _ENDED = ("Z", "X", "x")
+# More than 52 numbers and a name need.
+_STAT_BYTES = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +184,29 @@ def look_up(pid: int) -> tuple[str, int]:
     Raises:
         OSError: there is none.
     """
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        # After the name, which may contain anything: the state is field 3, the start time 22.
-        fields = file.read().rpartition(b")")[2].split()
+    _, fields = stat_of(pid)
     return fields[0].decode(), int(fields[19])
+
+
+def stat_of(process: int | str) -> tuple[bytes, list[bytes]]:
+    """Return what /proc/PID/stat says: the program's name, and the fields behind it.
+
+    The state is the first of them, field 3 of proc(5). Read in one call and without a buffer: agents do so for every
+    process of a machine.
+
+    Args:
+        process: its number; of a thread "PID/task/TID".
+
+    Raises:
+        OSError: there is none, or no descriptor is free.
+    """
+    descriptor = os.open(f"/proc/{process}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = os.read(descriptor, _STAT_BYTES)
+    finally:
+        os.close(descriptor)
+    head, _, tail = text.rpartition(b")")  # a name may hold anything, also ")"
+    return head.partition(b"(")[2], tail.split()
 
 
 def is_stopped(pid: int) -> bool:
@@ -200,8 +221,7 @@ def is_below(pid: int, ancestor: int) -> bool:
     """Return whether a process is that one, or a descendant of it with all ancestors in between alive."""
     try:
         while pid not in (0, 1, ancestor):
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                pid = int(file.read().rpartition(b")")[2].split()[1])
+            pid = int(stat_of(pid)[1][1])
     except (OSError, ValueError, IndexError):
         return False
     return pid == ancestor

@@ -10,6 +10,8 @@ import contextlib
 import os
 from dataclasses import dataclass
 
+from elastic_driver.system.process_name import stat_of
+
 _MOST_BYTES = 8192
 _MOST_PARENTS = 16
 
@@ -55,9 +57,16 @@ def moved(io: dict[bytes, bytes]) -> int:
     return sum(number(io, name) for name in (b"rchar", b"wchar", b"read_bytes"))
 
 
-def stat(pid: int) -> list[bytes]:
-    """Return the fields of a process's stat after its name, the state first; [] if there is no such process."""
-    return read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+def stat(pid: int | str) -> list[bytes]:
+    """Return the fields of a process's stat after its name, the state first; [] if there is no such process.
+
+    Args:
+        pid: its number; of a thread "PID/task/TID".
+    """
+    try:
+        return stat_of(pid)[1]
+    except OSError:
+        return []
 
 
 @dataclass(frozen=True, slots=True)

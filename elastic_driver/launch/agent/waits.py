@@ -165,7 +165,7 @@ def _memory(pid: int, address: int, size: int) -> bytes:
     """Return part of a process's memory; b"" if unavailable, also because reading it might block on a disk."""
     with contextlib.suppress(OSError, OverflowError):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            if proc.read(f"/proc/{pid}/task/{thread}/stat").rpartition(b")")[2].split()[:1] == [b"D"]:
+            if proc.stat(f"{pid}/task/{thread}")[:1] == [b"D"]:
                 return b""
         descriptor = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
         try:

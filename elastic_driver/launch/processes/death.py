@@ -20,7 +20,7 @@ import psutil
 
 from elastic_driver.launch.words import ExitStatus
 from elastic_driver.system.kernel import end_of_child, has_pidfds, pidfd_open
-from elastic_driver.system.process_name import ProcessName
+from elastic_driver.system.process_name import ProcessName, stat_of
 
 # Linux 6.9: a pidfd of one thread. The same number as O_EXCL by definition.
 PIDFD_THREAD = os.O_EXCL
@@ -104,9 +104,7 @@ def dying(pid: int) -> ExitStatus | str | None:
         None if it is not, or that is not known yet; a text if its exit code is not known.
     """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # After the name, which may contain anything: the state is field 3, the flags 9, the exit code the last.
-            fields = file.read().rpartition(b")")[2].split()
+        _, fields = stat_of(pid)  # the state is field 3, the flags 9, the exit code the last
         with open(f"/proc/{pid}/status", "rb") as file:
             dumps_core = b"\nCoreDumping:\t1" in file.read()
     except OSError:

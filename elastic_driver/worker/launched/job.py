@@ -20,7 +20,7 @@ from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
 from elastic_driver.rendezvous.messages import RoundAssignment
 from elastic_driver.system.interfaces import host_addresses
-from elastic_driver.system.process_name import ProcessName, boot_id, network_id
+from elastic_driver.system.process_name import ProcessName, boot_id, network_id, stat_of
 from elastic_driver.worker.launched import across, meeting
 from elastic_driver.worker.launched.launcher import Launch
 from elastic_driver.worker.launched.places import LOOPBACK, Member, address_of, address_of_root, places
@@ -211,11 +211,10 @@ def _proxy() -> str:
     pid = os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):
         while pid > 1:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                head, _, tail = file.read().rpartition(b")")
-            if head.partition(b"(")[2].decode(errors="replace") == _PROXY:
+            name, fields = stat_of(pid)
+            if name.decode(errors="replace") == _PROXY:
                 return str(ProcessName.of(pid))
-            pid = int(tail.split()[1])
+            pid = int(fields[1])
     return ""
 
 
