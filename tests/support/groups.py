@@ -36,6 +36,7 @@ _RELEASE = {
     "Horovod's own tests": ("horovod_source",),
     "TensorFlow": ("tensorflow",),
     "the browser": ("browser",),
+    "the documentation site": ("docs",),
     "monitoring": ("monitoring",),
     "etcd": ("etcd",),
 }

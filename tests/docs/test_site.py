@@ -1,0 +1,107 @@
+"""The documentation site: it builds without a warning, lists every page and every public name, and can be searched."""
+
+from __future__ import annotations
+
+import argparse
+import html
+import importlib
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+from elastic_driver.cli.flags import build_parser
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.docs
+
+
+def pages(site: Path) -> list[Path]:
+    return [page for page in site.rglob("*.html") if page.name != "404.html"]
+
+
+def building(name: str) -> Any:
+    pytest.importorskip("mkdocs", reason="mkdocs is missing: scripts/install-docs")
+    spec = importlib.util.spec_from_file_location(f"building_{name}", ROOT / "docs" / "building" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_page_of_docs_is_in_the_navigation(site: Path) -> None:
+    navigation = re.findall(r'href="?([^"# >]+\.html)"?', (site / "index.html").read_text(encoding="utf-8"))
+    for page in (ROOT / "docs").rglob("*.md"):
+        place = page.relative_to(ROOT / "docs").with_suffix(".html")
+        place = place.with_name("index.html") if place.name == "README.html" else place
+        assert place.as_posix() in navigation, page
+
+
+def test_each_public_name_is_in_the_reference(site: Path) -> None:
+    reference = building("reference")
+    for page, (name, _) in reference.MODULES.items():
+        text = (site / "reference" / f"{page}.html").read_text(encoding="utf-8")
+        names = reference.public_names(importlib.import_module(name))
+        assert names
+        assert not [each for each in names if f'id="{name}.{each}"' not in text], name
+
+
+def test_each_flag_is_in_the_reference(site: Path) -> None:
+    text = (site / "reference" / "flags.html").read_text(encoding="utf-8")
+    shown = [action for action in build_parser(shows_all=True)._actions if action.help != argparse.SUPPRESS]
+    flags = {flag for action in shown for flag in action.option_strings}
+    assert "--min-np" in flags
+    assert not [flag for flag in flags if not re.search(rf"<code>{re.escape(flag)}[ <]", text)]
+
+
+def test_each_link_leads_to_a_page_and_an_anchor_of_the_site(site: Path) -> None:
+    anchors = {
+        page: set(re.findall(r'\b(?:id|name)="([^"]+)"', page.read_text(encoding="utf-8"))) for page in pages(site)
+    }
+    for page in anchors:
+        for target in re.findall(r'\b(?:href|src)="([^"]+)"', page.read_text(encoding="utf-8")):
+            address, fragment = urldefrag(html.unescape(target))
+            if re.match(r"[a-z]+:", address):
+                continue
+            path = (page.parent / unquote(address)).resolve() if address else page
+            assert path.exists(), (page, target)
+            if fragment and path in anchors:
+                assert unquote(fragment) in anchors[path] or fragment == "__codelineno", (page, target)
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    for page in pages(site):
+        text = page.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=\"?((?:https?:)?//[^\s\">]+)", text)
+        assert not loaded, page
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(?:https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+
+
+@pytest.mark.parametrize("word", ["checkpoint", "disk", "preemption", "spot", "resume", "OOM", "NFS", "tqdm", "wandb"])
+def test_search_finds(site: Path, word: str) -> None:
+    lunr = pytest.importorskip("lunr", reason="lunr is missing: scripts/install-docs")
+    entries = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
+    index = lunr.lunr(ref="location", fields=({"field_name": "title", "boost": 10}, "text"), documents=entries)
+    assert index.search(word), word
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("words\n- a\n- b\n", "words\n\n- a\n- b\n"),
+        ("- a\n  - b\n- c\n", "- a\n    - b\n- c\n"),
+        ("1. a\n   ```sh\n   b\n   ```\n2. c\n", "1. a\n    ```sh\n    b\n    ```\n2. c\n"),
+        ("words\n| a |\n|---|\n", "words\n\n| a |\n|---|\n"),
+        ("- a\n\n  b\n\nc\n", "- a\n\n    b\n\nc\n"),
+        ("```text\nwords\n- a\n```\n", "```text\nwords\n- a\n```\n"),
+    ],
+)
+def test_lists_and_tables_are_those_of_commonmark(written: str, read: str) -> None:
+    assert building("pages").as_python_markdown(written) == read
