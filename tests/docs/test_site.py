@@ -75,6 +75,12 @@ def test_each_link_leads_to_a_page_and_an_anchor_of_the_site(site: Path) -> None
                 assert unquote(fragment) in anchors[path] or fragment == "__codelineno", (page, target)
 
 
+def test_pictures_are_as_they_are_drawn() -> None:
+    figures = building("figures")
+    for name, draw in figures.PICTURES.items():
+        assert (figures.FOLDER / f"{name}.svg").read_text(encoding="utf-8") == draw().svg(), name
+
+
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     for page in pages(site):
         text = page.read_text(encoding="utf-8")
