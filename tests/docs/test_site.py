@@ -98,6 +98,12 @@ def test_search_finds(site: Path, word: str) -> None:
     assert index.search(word), word
 
 
+def test_search_works_from_files(site: Path) -> None:
+    """Chromium is not asked here; what it needs for pages that are read from files is there."""
+    assert (site / "search" / "search_index.js").is_file()
+    assert "javascripts/iframe-worker.js" in (site / "index.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("written", "read"),
     [
