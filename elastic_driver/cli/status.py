@@ -40,7 +40,9 @@ def parser_of_status() -> Parser:
     parser.add_argument(
         "job", metavar="JOB", nargs="?", help="job id or its first characters; needed if several jobs run"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, one line each time; see docs/reference/status-api.md")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON, one line each time; see docs/reference/status-api.md"
+    )
     parser.add_argument(
         "--journal",
         metavar="DIR",
