@@ -1,7 +1,7 @@
-"""``elasticrun doctor``: a small job of one worker a host, which finds out what would stop or slow a real one.
+"""``elasticrun doctor``: run a small job of one worker a host, to find problems that would stop or slow a real job.
 
-It is a job like any other: the driver, the agents and the workers' engine are those of training, so that what works
-here works there. ``checkup`` runs it, and ``attendance`` is asked by its workers; ``worker`` is what each runs, and
-``examine`` looks at its machine. ``facts`` are what a worker says, ``seen`` is what the job's events say besides, and
-``findings`` judges both: these three are pure.
+The driver, the agents and the workers' engine are those of training, so that whatever works here works there.
+``checkup`` runs the job, and ``attendance`` serves its workers; each of them runs ``worker``, and ``examine`` inspects
+its machine. ``facts`` are a worker's report, ``seen`` collects the job's events, and ``findings`` judges both: these
+three are pure.
 """

@@ -1,7 +1,7 @@
-"""What the workers of a checkup ask of its driver, and what they have said: who is there, and who is still to come.
+"""Serves the workers of a checkup: collects their reports, and decides whether to wait for further hosts.
 
-Owns the routes ``checkup`` and ``facts``, and the reading of the job's event log. The event loop asks, and the thread
-that ends a checkup; what is known is read when the job has ended.
+Owns the routes ``checkup`` and ``facts``, and the reading of the job's event log. Called by the event loop and by the
+thread that ends a checkup; the results are read when the job has ended.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from elastic_driver.rendezvous.routes import WORKER, Route, RouteRequest, Routes
 
 
 class Attendance:
-    """See above.
+    """Collects the facts and the events of one checkup.
 
     Args:
-        hosts: that are to come.
+        hosts: the expected hosts.
         folders: see CheckupReply.
-        events: the job's event log, which is there once the job runs.
-        limit_s: how long they are waited for.
+        events: the job's event log, which exists once the job runs.
+        limit_s: how long to wait for the hosts, seconds.
 
     Attributes:
-        facts: what was said last, by host.
-        seen: what the events have said.
+        facts: the last report of each host's worker.
+        seen: the state according to the events.
     """
 
     def __init__(self, hosts: Collection[str], folders: Mapping[str, str], events: Path, limit_s: float) -> None:
@@ -40,27 +40,27 @@ class Attendance:
         self._until = time.monotonic() + limit_s
         self.facts: dict[str, HostFacts] = {}
         self.seen = Seen()
-        self._lock = threading.Lock()  # of the log and of what it has said
+        self._lock = threading.Lock()  # guards the log and ``seen``
 
     @property
     def routes(self) -> Routes:
-        """``GET checkup``, ``POST facts``."""
+        """The routes ``GET checkup`` and ``POST facts``."""
         return Route("GET", "checkup", WORKER, self._answer), Route("POST", "facts", WORKER, self._take)
 
     def look(self) -> None:
-        """Reads what has happened since the last time."""
+        """Read the events since the last call."""
         with self._lock:
             self.seen.take_all(self._events.records())
 
     def is_in_vain(self) -> bool:
-        """Whether no host takes part, and none is to be waited for any longer. Reads what has happened, too."""
+        """Return whether no host takes part and none is worth waiting for. Reads new events, too."""
         self.look()
         is_late = time.monotonic() >= self._until
         with self._lock:
             return all(self.seen.why_not(host) or (is_late and host not in self.seen.addresses) for host in self._hosts)
 
     def close(self) -> None:
-        """Nothing more happens."""
+        """Close the event log."""
         self._events.close()
 
     def _answer(self, request: RouteRequest) -> CheckupReply:
@@ -69,7 +69,7 @@ class Attendance:
 
     def _take(self, request: RouteRequest) -> None:
         worker = request.identity.worker
-        assert worker is not None  # the route is the workers'
+        assert worker is not None  # the route is for workers
         self.facts[worker.hostname] = HostFacts.from_json(request.body)
 
     def _is_over(self) -> bool:
@@ -79,14 +79,14 @@ class Attendance:
             return all(self._has_met(host) or self.seen.why_not(host) for host in self._hosts)
 
     def _has_met(self, host: str) -> bool:
-        """Whether its worker was in an allreduce with all who are there now."""
+        """Return whether the host's worker has done an allreduce with all present members."""
         facts = self.facts.get(host)
         met = None if facts is None else facts.meeting
         return met is not None and host in self.seen.members and met.size == self.seen.round_size
 
 
 class _Tail:
-    """Reads whole lines of a file that grows."""
+    """Reads whole lines of a growing file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -94,7 +94,7 @@ class _Tail:
         self._rest = b""
 
     def records(self) -> list[dict[str, Any]]:
-        """Those that have come since the last time."""
+        """Return the records appended since the last call."""
         if self._file is None:
             try:
                 self._file = self._path.open("rb")
@@ -104,6 +104,6 @@ class _Tail:
         return [json.loads(line) for line in lines if line]
 
     def close(self) -> None:
-        """Nothing more is read."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()

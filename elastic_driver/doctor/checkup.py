@@ -1,6 +1,6 @@
-"""Runs a checkup: a job of one worker a host, over the hosts and by the ways that a real job's settings name.
+"""Runs a checkup: a job of one worker a host, on the hosts and over the connections of a real job's settings.
 
-Owns what such a job's settings are, how long it may take, and where its output goes meanwhile.
+Owns the settings of such a job, its time limit, and the redirection of its output meanwhile.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from elastic_driver.settings.settings import IN_PLACE, NO_STDIN, Settings
 from elastic_driver.words import ExitCode
 
 _WORKER = ("-m", "elastic_driver.doctor.worker")
-# The least time for a worker to start, however short hosts are waited for: a Python on a slow disc, PyTorch's import.
-# A round waits for it so long; then the others meet without it.
+# The least time for a worker to start, however short the limit for hosts: a Python on a slow disk, PyTorch's import.
+# A round waits for it that long; then the other workers meet without it.
 _LEAST_START_S = 30.0
-# A worker that is frozen, or in a collective for so long, is given up. A host that swaps is silent for some time.
+# A worker that is frozen, or in a collective for this long, is given up. A swapping host is silent for some time.
 _HEARTBEAT_S = 30.0
-# Beyond what hosts and their workers may take to come: for one that hangs, the last allreduces, and the job's end.
+# On top of the time for hosts and their workers to start: for one that hangs, the last allreduces, and the job's end.
 _SLACK_S = _HEARTBEAT_S + 15.0
-# How much later the job would end by itself, with words that are for users of a job.
+# How much later the job would end by itself, with a message meant for the users of a job.
 _END_S = 60.0
 _GRACE_S = 2.0
-# Between two looks whether any host is left.
+# Between two checks whether any host is left.
 _LOOK_S = 0.5
-# Of an error of our own.
+# Of the output, with an error of our own.
 _LINES = 60
 _INTERRUPTED = (129, 130, 131)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """What a checkup has found out.
+    """The result of a checkup.
 
     Attributes:
-        hosts: that were looked at, in their order.
-        facts: what their workers said, by host.
-        seen: what has happened to them.
-        said: what the job printed last, where an error of our own has ended it; else "".
+        hosts: the hosts that were checked, in their order.
+        facts: the reports of their workers, by host.
+        seen: the events of these hosts.
+        said: the last lines that the job printed, if an error of our own has ended it; else "".
     """
 
     hosts: Sequence[str]
@@ -68,14 +68,14 @@ class Checkup:
 
 
 def check_up(given: Settings, limit_s: float) -> Checkup:
-    """Looks at all hosts. Blocks until that is done; what it has started has ended then.
+    """Check all hosts. Blocks until the check, and every process started for it, has ended.
 
     Args:
-        given: of the job that these hosts are for. Its command is not run.
-        limit_s: how long hosts may take to come.
+        given: settings of the job for which these hosts are meant. Its command is not run.
+        limit_s: how long to wait for hosts, seconds.
 
     Raises:
-        SettingsError: these hosts cannot be looked at in this way.
+        SettingsError: these hosts cannot be checked in this way.
         KeyboardInterrupt: it was interrupted.
     """
     hosts = _hosts_of(given)
@@ -102,7 +102,7 @@ def check_up(given: Settings, limit_s: float) -> Checkup:
 
 
 def _hosts_of(given: Settings) -> tuple[Host, ...]:
-    """The hosts that are to be looked at, with a slot each."""
+    """Return the hosts to check, with one slot each."""
     if given.launcher == NO_LAUNCHER or given.discovery:
         raise SettingsError(
             "elasticrun doctor starts an agent on each host itself: name them by -H, --hostfile or "
@@ -132,7 +132,7 @@ def _hosts_of(given: Settings) -> tuple[Host, ...]:
 
 
 def _folders_of(given: Settings) -> dict[str, str]:
-    """Where the job would write on its hosts, by flag. The journal and the event log are the driver's."""
+    """Return the folders to which the job writes on its hosts, by flag. Journal and event log are the driver's."""
     folders = {
         "--durable-dir": given.durable_dir,
         "--journal": given.journal_folder,
@@ -142,7 +142,7 @@ def _folders_of(given: Settings) -> dict[str, str]:
 
 
 def _settings_of(given: Settings, hosts: tuple[Host, ...], events: Path, limit_s: float) -> Settings:
-    """A job that has the other's ways to its hosts, and nothing else of it."""
+    """Return settings with the given job's connections to its hosts, and nothing else of it."""
     start_s = max(limit_s, _LEAST_START_S)
     return Settings(
         command=_command(given),
@@ -170,11 +170,11 @@ def _settings_of(given: Settings, hosts: tuple[Host, ...], events: Path, limit_s
 
 
 def _command(given: Settings) -> tuple[str, ...]:
-    """By the Python of the job's command, where that is one: it may be another on each host."""
+    """Return the worker's command, with the Python of the job's command if it has one: it may differ between hosts."""
     program = given.command[0]
     if is_python(program):
         return (program, *_WORKER)
-    # Of another command nobody knows the Python: then it is this one's path on all hosts.
+    # Another command's Python is unknown: then this Python's path is used on all hosts.
     if given.remote_python is None:
         return (sys.executable, *_WORKER)
     either = '[ -x "$0" ] || exec "$1" "$2" "$3"; exec "$0" "$2" "$3"'
@@ -183,7 +183,7 @@ def _command(given: Settings) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _output_in(path: Path) -> Iterator[None]:
-    """Has all that this process and the job write go to a file: the report comes instead."""
+    """Redirect the output of this process and the job to a file: the report is printed instead."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [os.dup(number) for number in (1, 2)]
@@ -201,14 +201,14 @@ def _output_in(path: Path) -> Iterator[None]:
 
 
 class _Timer:
-    """Ends the job of this process, as SIGTERM does: after a while, or when nobody comes any more.
+    """Ends the job of this process by SIGTERM: at a time limit, or when no further host is expected.
 
     Args:
-        limit_s: how long it may take.
-        in_vain: whether no host comes; asked in a thread of its own.
+        limit_s: the time limit, seconds.
+        in_vain: returns whether no further host is expected; called in the timer's own thread.
 
     Attributes:
-        is_over: whether it has.
+        is_over: whether it has ended the job.
     """
 
     def __init__(self, limit_s: float, in_vain: Callable[[], bool]) -> None:
@@ -220,11 +220,11 @@ class _Timer:
         self._thread = threading.Thread(target=self._wait, name="elasticrun-doctor", daemon=True)
 
     def start(self) -> None:
-        """Time runs."""
+        """Start the timer."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends its thread: a signal after that would be for another."""
+        """Stop the timer's thread: a later signal could hit something else."""
         self._stopped.set()
         self._thread.join()
 
@@ -236,7 +236,7 @@ class _Timer:
                 return
 
     def _asked(self) -> bool:
-        """Whether no host comes. The limit holds, whatever becomes of this question."""
+        """Return whether no further host is expected. The time limit holds even if this call fails."""
         if not self._can_ask:
             return False
         try:
@@ -252,7 +252,7 @@ def _time_limit(limit_s: float, in_vain: Callable[[], bool]) -> Iterator[_Timer]
     timer = _Timer(limit_s, in_vain)
 
     def terminated(number: int, frame: object) -> None:
-        # While the job runs, its driver takes this signal itself.
+        # While the job runs, its driver handles this signal itself.
         if not timer.is_over:
             raise KeyboardInterrupt
 

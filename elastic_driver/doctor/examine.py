@@ -1,8 +1,7 @@
-"""Looks at the machine that this process runs on, for ``elasticrun doctor``. Changes nothing, and needs no rights.
+"""Inspects the machine on which this process runs, for ``elasticrun doctor``. Changes nothing, and needs no privileges.
 
-Owns the questions to the kernel and to other programs. What the answers mean is judged in
-:mod:`elastic_driver.doctor.findings`. Whatever may hang (a network file system, a GPU's driver) is asked in a thread
-that is not waited for longer than a few seconds.
+Owns the queries to the kernel and to other programs. :mod:`elastic_driver.doctor.findings` judges the answers. Queries
+that may hang (a network file system, a GPU's driver) run in a thread that is given up after a few seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from elastic_driver.system.mechanisms import missing
 from elastic_driver.version import __version__
 from elastic_driver.worker.engine.native_loader import load
 
-# What a question may take that a dead disc or a broken driver answers never.
+# Time limit of queries that a dead disk or a broken driver never answers.
 _PATIENCE_S = 5.0
 _LIMITS = {
     "nofile": resource.RLIMIT_NOFILE,
@@ -41,9 +40,9 @@ _LIMITS = {
     "core": resource.RLIMIT_CORE,
 }
 _SHM = "/dev/shm"
-# As Python's tempfile takes them, which tries by writing, and takes another folder without a word.
+# In the order of Python's tempfile, which tries each by writing, and falls back to another folder without a message.
 _TEMPORARY = ("TMPDIR", "TEMP", "TMP")
-# The kernel's own file systems: nobody can make a folder for files there, whatever the rights of what is there say.
+# The kernel's own file systems: no folder for files can be created there, whatever the permissions show.
 _WITHOUT_FILES = ("proc", "sysfs", "devpts", "mqueue", "securityfs", "bpf", "pstore", "efivarfs")
 
 _T = TypeVar("_T")
@@ -51,10 +50,10 @@ _Gpus = tuple[tuple[str, ...], str, str]
 
 
 def facts_here(folders: Mapping[str, str]) -> HostFacts:
-    """What is known of this machine without importing anything large. Takes a few seconds at most.
+    """Return the facts of this machine that need no large import. Takes a few seconds at most.
 
     Args:
-        folders: where the job would write, by the flag that names it; without that of temporary files.
+        folders: the folders to which the job would write, by flag; without that for temporary files.
     """
     memory = psutil.virtual_memory()
     limit, left = memory_limit(), memory_left()
@@ -84,22 +83,22 @@ def facts_here(folders: Mapping[str, str]) -> HostFacts:
 
 
 def with_torch(facts: HostFacts) -> HostFacts:
-    """The same, with what can be known only where PyTorch is imported, which may take seconds."""
+    """Return the facts with those added that need an import of PyTorch, which may take seconds."""
     if not facts.torch:
         return facts
     try:
         with warnings.catch_warnings(action="ignore"):
             torch = importlib.import_module("torch")
             cuda = torch.version.cuda or ""
-    except Exception as error:  # a library that is missing, or of another version
+    except Exception as error:  # a library is missing, or of another version
         return replace(facts, torch_error=without_home(f"{type(error).__name__}: {error}")[:300])
     return replace(facts, torch=str(torch.__version__), cuda=str(cuda))
 
 
 def _in_time(question: Callable[[], _T], otherwise: _T) -> _T:
-    """The answer to a question that may hang; the thread that asks it is left to itself then."""
+    """Return the answer to a query that may hang; in that case its thread is abandoned."""
     answers: queue.SimpleQueue[_T] = queue.SimpleQueue()
-    # A daemon: what the kernel holds cannot be ended.
+    # A daemon: a thread that is blocked in the kernel cannot be stopped.
     threading.Thread(target=lambda: answers.put(question()), name="doctor", daemon=True).start()
     try:
         return answers.get(timeout=_PATIENCE_S)
@@ -127,7 +126,7 @@ def _silent_gpus() -> _Gpus:
 
 
 def _gpus() -> _Gpus:
-    """The names of the GPUs, their driver's version, and why these are not known."""
+    """Return the names of the GPUs, their driver's version, and why these are unknown."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S)
@@ -169,14 +168,14 @@ def _disc(role: str, path: str) -> Disc:
 
 
 def _temporary() -> str:
-    """The folder that users have named for temporary files, whether or not it can be used."""
+    """Return the folder that the user has set for temporary files, usable or not."""
     return next(filter(None, map(os.environ.get, _TEMPORARY)), "/tmp")
 
 
 def _asked_disc(role: str, named: Path) -> Disc:
-    """Of a folder that is to be made: of the nearest one above that is there."""
+    """Return the facts of a folder; if it does not exist, those of its nearest existing parent."""
     folder = named
-    # Not Path.exists, which raises an error where a folder above may not be looked into.
+    # Not Path.exists, which raises if a parent folder may not be searched.
     while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
     is_missing = folder != named
@@ -194,7 +193,7 @@ def _asked_disc(role: str, named: Path) -> Disc:
 
 
 def _file_system(folder: Path) -> str:
-    """What the kernel calls it; "" where nobody knows."""
+    """Return the kernel's name for the file system; "" if unknown."""
     device = os.stat(folder).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""What one worker of ``elasticrun doctor`` says of its machine: as it travels to the driver, and as ``--json`` has it.
+"""A worker's report on its machine in ``elasticrun doctor``: as sent to the driver, and as printed by ``--json``.
 
-Owns the shapes. Nothing in them is secret: no variable, no key, and no path but a folder's role.
+Owns the shapes. They contain no secrets: no variables, no keys, and no paths, only the roles of folders.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import ClassVar
 from elastic_driver.rendezvous.messages import Body
 
 UNLIMITED = -1
-"""A limit that is none."""
+"""A limit's value if there is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disc:
-    """Where a job would write on a machine.
+    """A folder on a machine to which a job would write.
 
     Attributes:
         role: "tmp", or the flag that names the folder.
-        free_bytes: that this user may still write there; of the nearest folder above, where it is not there yet.
+        free_bytes: space left there for this user; in the nearest existing parent if the folder does not exist.
         writable: whether this user may write there.
-        error: why nothing can be written there, or why nobody knows; "" where it is known.
-        missing: whether it is not there and nobody makes it: then programs take another.
+        error: why the folder is unusable, or its state unknown; "" if neither.
+        missing: whether it does not exist and nothing creates it: then programs use another one.
     """
 
     role: str
@@ -35,13 +35,13 @@ class Disc:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """The allreduces over all workers of one round.
+    """The results of the allreduces over all workers of one round.
 
     Attributes:
-        size: the round's workers.
-        correct: whether each result was the right one.
-        small_s: seconds that one of a single number took, the median.
-        large_s: likewise of one of LARGE_BYTES.
+        size: the number of workers in the round.
+        correct: whether all results were right.
+        small_s: median duration of an allreduce of a single number, seconds.
+        large_s: the same for LARGE_BYTES.
     """
 
     size: int
@@ -51,35 +51,36 @@ class Meeting:
 
 
 LARGE_BYTES = 4 << 20
-"""Of the larger allreduce."""
+"""The size of the larger allreduce, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostFacts(Body):
-    """One machine.
+    """The facts of one machine.
 
     Attributes:
         package: version of elastic_driver.
-        python, torch, numpy: versions; "" where it is not installed.
-        torch_error, native_error: why PyTorch, or the native extension, cannot be used though it is there; "" where it
-            can be, or was not tried yet.
-        kernel, machine, libc: as ``uname`` and the C library call themselves.
+        python, torch, numpy: versions; "" if not installed.
+        torch_error, native_error: why PyTorch, or the native extension, is installed but unusable; "" if it is usable,
+            or
+            was not tried yet.
+        kernel, machine, libc: as reported by ``uname`` and the C library.
         cuda: the version for which PyTorch was built; "" for none.
         gpus: their names; gpu_driver: the version of their driver.
-        gpu_error: why ``nvidia-smi``, which is there, does not say that.
-        clock_s: how far this machine's clock is ahead of the driver's, seconds; None where that was not measured.
-        clock_error_s: by how much that may be wrong at most, seconds.
-        limits: by its name in ``ulimit`` (nofile, nproc, memlock, core) the soft limit; UNLIMITED for none.
-        core_pattern: where the kernel has core dumps written.
-        shm_bytes: size of /dev/shm; 0 where there is none.
-        discs: where a job would write.
-        cpus: that this process may use.
+        gpu_error: why ``nvidia-smi`` is installed but does not list them.
+        clock_s: how far this machine's clock is ahead of the driver's, seconds; None if not measured.
+        clock_error_s: the largest error of ``clock_s``, seconds.
+        limits: soft limits by their names in ``ulimit`` (nofile, nproc, memlock, core); UNLIMITED for none.
+        core_pattern: where the kernel writes core dumps.
+        shm_bytes: size of /dev/shm; 0 if there is none.
+        discs: the folders to which a job would write.
+        cpus: the number of CPUs that this process may use.
         memory_bytes: of the machine.
-        available_bytes: that are free, of the machine and in its cgroups.
-        cgroup_bytes: the limit of the cgroup; UNLIMITED where it has none below the machine's memory.
-        lacks: what the kernel, or the container, does not allow, and what comes of that.
-        meeting: what came of the allreduces; None before.
-        error: why this worker could not go on; "" for no reason.
+        available_bytes: free memory, of the machine and in its cgroups.
+        cgroup_bytes: the memory limit of the cgroup; UNLIMITED if none is below the machine's memory.
+        lacks: features that the kernel, or the container, does not permit, and the consequences.
+        meeting: the results of the allreduces; None before.
+        error: why this worker failed; "" if it did not.
     """
 
     _what: ClassVar[str] = "what a host's worker says"

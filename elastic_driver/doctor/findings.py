@@ -1,6 +1,6 @@
-"""What a checkup means: which facts would stop a job, which would slow it, and what to do about each.
+"""Judges a checkup: which facts would stop a job, which would slow it, and how to fix each.
 
-Owns the judgement and its limits. Pure: facts and events go in, findings come out, those that stop a job first.
+Owns the judgement and its thresholds. Pure: facts and events in, findings out, those that stop a job first.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from enum import IntEnum
 from elastic_driver.doctor.facts import UNLIMITED, HostFacts
 from elastic_driver.doctor.seen import Seen
 
-# Logs of several machines cannot be read side by side when their clocks differ by more.
+# Logs of several machines cannot be compared if their clocks differ by more.
 _CLOCK_S = 1.0
-# PyTorch's data loaders pass batches through it. Docker gives a container 64 MiB.
+# PyTorch's data loaders pass batches through /dev/shm. Docker gives a container 64 MiB.
 _LEAST_SHM = 512 << 20
-# A worker has a descriptor for each peer, and for each file that its data loaders have open.
+# A worker needs a descriptor for each peer, and for each file that its data loaders have open.
 _LEAST_FILES = 1024
-# Threads count as processes, and a worker of PyTorch has dozens.
+# Threads count as processes, and a PyTorch worker has dozens.
 _LEAST_PROCESSES = 1024
 _LEAST_DISC, _LEAST_MEMORY = 1 << 30, 1 << 30
 _SLOW = "if it is only slow, give it more time with --timeout S"
 
 
 class Level(IntEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     STOPS = 0
     """A job would not start, or not with this host."""
@@ -38,10 +38,10 @@ class Finding:
     """One problem.
 
     Attributes:
-        level: how bad it is.
-        hosts: where; none for the whole job.
+        level: its severity.
+        hosts: the hosts concerned; empty for the whole job.
         what: the fact, in a sentence.
-        advice: what to do; "" where the fact says it.
+        advice: what to do; "" if the fact implies it.
     """
 
     level: Level
@@ -51,13 +51,13 @@ class Finding:
 
 
 def findings_of(hosts: Sequence[str], facts: Mapping[str, HostFacts], seen: Seen, *, limit_s: float) -> list[Finding]:
-    """All problems, the worst first; of several hosts with the same one is made.
+    """Return all problems, the worst first; those of several hosts that are the same are merged.
 
     Args:
-        hosts: that were to be looked at.
-        facts: what the workers of those said that could be reached.
-        seen: what the events of the job say.
-        limit_s: how long hosts were waited for.
+        hosts: the hosts to check.
+        facts: the reports of the workers that could be reached, by host.
+        seen: the state according to the job's events.
+        limit_s: how long hosts were waited for, seconds.
     """
     found = [
         *_absent(hosts, facts, seen, limit_s),
@@ -70,7 +70,7 @@ def findings_of(hosts: Sequence[str], facts: Mapping[str, HostFacts], seen: Seen
 
 
 def stops(findings: Sequence[Finding]) -> bool:
-    """Whether one of them would stop a job."""
+    """Return whether any finding would stop a job."""
     return any(finding.level is Level.STOPS for finding in findings)
 
 
@@ -83,7 +83,7 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _absent(hosts: Sequence[str], facts: Mapping[str, HostFacts], seen: Seen, limit_s: float) -> Iterator[Finding]:
-    """Hosts that took no part, or not to the end."""
+    """Yield findings for hosts that took no part, or not until the end."""
     for host in hosts:
         said = facts.get(host)
         why, advice = (said.error if said is not None else "") or seen.why_not(host), ""
@@ -104,7 +104,7 @@ def _absent(hosts: Sequence[str], facts: Mapping[str, HostFacts], seen: Seen, li
 
 
 def _together(hosts: Sequence[str], facts: Mapping[str, HostFacts], seen: Seen) -> Iterator[Finding]:
-    """What the allreduces have shown."""
+    """Yield findings from the results of the allreduces."""
     met = {host: each.meeting for host, each in facts.items() if each.meeting is not None}
     wrong = tuple(host for host, meeting in met.items() if not meeting.correct)
     if wrong:
@@ -116,7 +116,7 @@ def _together(hosts: Sequence[str], facts: Mapping[str, HostFacts], seen: Seen) 
 
 
 def _different(facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
-    """What should be the same on all hosts."""
+    """Yield findings for facts that should be the same on all hosts."""
     python = "use one Python on all hosts: data pickled on one may be unreadable on another"
     yield from _odd(facts, "Python", lambda each: ".".join(each.python.split(".")[:2]), python)
     torch = "install one version of PyTorch on all hosts"
@@ -143,7 +143,7 @@ def _odd(
 
 
 def _of_host(host: str, facts: HostFacts) -> Iterator[Finding]:
-    """What one machine has by itself."""
+    """Yield findings for a single machine."""
 
     def warns(what: str, advice: str) -> Finding:
         return Finding(Level.WARNS, (host,), what, advice)

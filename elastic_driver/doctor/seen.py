@@ -1,6 +1,6 @@
-"""What the events of the checkup's job say of its hosts, beside what their workers say.
+"""The state of the checkup's hosts according to the job's events, in addition to the workers' reports.
 
-Owns how these events are read. Pure: the records are those of the event log (docs/events.md).
+Owns the reading of these events. Pure: the records are those of the event log (docs/events.md).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from elastic_driver.hosts import WorkerId
 
-# Of flags and of a script that the user of the doctor has not given.
+# Mentions of flags and of a script that the user of the doctor has not given.
 _DRIVERS_WORDS = (
     (re.compile(r" \(--(?:start|elastic|heartbeat|hang)-timeout\)"), ""),
     (re.compile(r"\. Does the script call it\?.*", re.DOTALL), ""),
@@ -23,12 +23,12 @@ _DRIVERS_WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The network between two hosts, where their workers listen.
+    """The network between two hosts, measured between their workers' addresses.
 
     Attributes:
-        hosts: both.
+        hosts: the two hosts.
         rtt_ms: shortest round trip, milliseconds.
-        mbit_s: megabits a second in the slower direction.
+        mbit_s: bandwidth of the slower direction, Mbit/s.
     """
 
     hosts: tuple[str, str]
@@ -38,20 +38,20 @@ class Link:
 
 @dataclass(slots=True)
 class Seen:
-    """What has happened so far.
+    """The state so far.
 
     Attributes:
-        addresses: where the agents of hosts have come from.
+        addresses: from which the hosts' agents have connected, by host.
         unready: hosts that are not used, and why.
         lost: hosts whose agent is lost, and why.
         members: hosts with a worker in the present round.
-        hung: hosts whose worker stood still, and how; it was ended for that.
-        ended: hosts whose worker has ended as it should not, and how.
-        interrupted: hosts that were lost, hung or ended, and have come back since: why they were away last.
-        links: by both hosts.
-        slow: warnings of the network's check.
-        round_size: workers of the present round; 0 before the first.
-        causes: of all rounds, in words.
+        hung: hosts whose worker hung and was therefore killed, and how.
+        ended: hosts whose worker has ended unexpectedly, and how.
+        interrupted: hosts that were lost, hung or ended, and have returned since: the last reason.
+        links: by pair of hosts.
+        slow: warnings of the network check.
+        round_size: the number of workers in the present round; 0 before the first.
+        causes: of all rounds, as text.
         message: how the job has ended; "" while it runs.
     """
 
@@ -69,18 +69,18 @@ class Seen:
     message: str = ""
 
     def take_all(self, records: Iterable[Mapping[str, Any]]) -> Seen:
-        """See :meth:`take`."""
+        """Apply all records, see :meth:`take`. Returns itself."""
         for record in records:
             self.take(record)
         return self
 
     def take(self, record: Mapping[str, Any]) -> None:
-        """One more event."""
+        """Apply one more event."""
         match record:
             case {"event": "host_ready", "host": host, "address": address}:
                 self.addresses[host] = address
                 self.unready.pop(host, None)
-                # Only what has come of the loss: a worker that has failed by itself is not started again there.
+                # Clears only consequences of the loss: a worker that failed by itself is not restarted there.
                 if host in self.lost:
                     self._is_back(host)
             case {"event": "host_unready", "host": host, "reason": reason}:
@@ -117,23 +117,24 @@ class Seen:
                 pass
 
     def why_not(self, host: str) -> str:
-        """Why a host takes no part now; "" where nothing says that it does not."""
+        """Return why a host takes no part now; "" if there is no known reason."""
         for reasons in (self.lost, self.unready, self.hung, self.ended):
             if host in reasons:
                 return reasons[host]
-        # A worker that could not be started is no event of its own: the others' next round is for that.
+        # A worker that could not be started has no event of its own, but is named in the cause of the others' next
+        # round.
         named = (cause for cause in (*self.causes, self.message) if f"worker {host}[" in cause)
         return next((cause for cause in named if "could not be started" in cause), "")
 
     def _is_back(self, host: str) -> None:
-        """What was said against it holds no longer, and is not forgotten."""
-        for reasons in (self.ended, self.hung, self.lost):  # the last is what came of the others
+        """Move the reason against a host to ``interrupted``, since it no longer holds."""
+        for reasons in (self.ended, self.hung, self.lost):  # the last is the cause of the others
             if host in reasons:
                 self.interrupted[host] = reasons.pop(host)
 
 
 def _in_own_words(text: str) -> str:
-    """What the driver says to users of a job, for those of the doctor."""
+    """Reword the driver's messages to users of a job for users of the doctor."""
     for words, ours in _DRIVERS_WORDS:
         text = words.sub(ours, text)
     return text

@@ -1,7 +1,7 @@
 """The worker of ``elasticrun doctor``: ``python -m elastic_driver.doctor.worker``, one on each host.
 
-Says what it knows of its machine as soon as it knows it, so that it is there whatever comes of the rest: the clocks,
-PyTorch's import, and at last allreduces with all the others, until nobody else is to be waited for.
+Reports each fact about its machine as soon as it is known, so that a later failure loses none: first the machine, then
+its clock and PyTorch's import, and last allreduces with all the other workers, until no further host is expected.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.report.printable import all_without_home, without_home
 from elastic_driver.worker.settings import way_to_driver
 
-# The shortest of so many round trips tells the clocks apart best.
+# The shortest of this many round trips gives the best estimate of the clocks' difference.
 _ASKS = 8
 _ROUNDS = 5
-# Between two allreduces, while others are waited for.
+# Between two allreduces, while waiting for other hosts.
 _PAUSE_S = 0.2
 
 
 def main() -> int:
-    """Runs the check. Returns the process's exit code: 1 where this worker could not go on, which it has said then."""
+    """Run the check. Returns the process's exit code: 1 if this worker failed, which it has reported then."""
     client = RendezvousClient(*way_to_driver())
     facts: HostFacts | None = None
     try:
@@ -41,7 +41,7 @@ def main() -> int:
         _meet(facts, client)
     except Exception as error:
         if facts is None:
-            # Its last line is what is shown of it.
+            # Its last line is shown to the user.
             print(without_home(traceback.format_exc()), end="", file=sys.stderr)
             return 1
         why = " ".join(without_home(f"{type(error).__name__}: {error}").split())[:300]
@@ -53,12 +53,12 @@ def main() -> int:
 
 
 def _say(facts: HostFacts, client: RendezvousClient) -> None:
-    """The home of this machine's user is known here only."""
+    """Send the facts, without the path of the home folder, which is known only on this machine."""
     client.post_facts(all_without_home(facts).to_json())
 
 
 def _with_clock(facts: HostFacts, client: RendezvousClient) -> HostFacts:
-    """How far this clock is ahead of the driver's, which was read some time during the round trip."""
+    """Measure how far this clock is ahead of the driver's, which was read at some time during the round trip."""
     best_s, ahead_s = float("inf"), 0.0
     for _ in range(_ASKS):
         began, began_at = time.perf_counter(), time.time()
@@ -70,7 +70,7 @@ def _with_clock(facts: HostFacts, client: RendezvousClient) -> HostFacts:
 
 
 def _meet(facts: HostFacts, client: RendezvousClient) -> None:
-    """Allreduces with whoever is there. Returns when all agree that nobody else comes."""
+    """Do allreduces with all present workers. Returns when all agree that no further host is expected."""
     hvd, full = _api(facts)
 
     def meet(state: Any) -> None:
@@ -81,7 +81,7 @@ def _meet(facts: HostFacts, client: RendezvousClient) -> None:
             if float(over[0]):
                 return
             threading.Event().wait(_PAUSE_S)
-            state.commit()  # those that have come meanwhile are let in here
+            state.commit()  # workers that have arrived meanwhile join here
 
     hvd.init()
     hvd.elastic.run(meet)(hvd.elastic.ObjectState())
@@ -89,10 +89,10 @@ def _meet(facts: HostFacts, client: RendezvousClient) -> None:
 
 
 def _api(facts: HostFacts) -> tuple[Any, Callable[[int, float], Any]]:
-    """The API that scripts of this installation use, and what makes a tensor of so many equal numbers.
+    """Return the API that scripts of this installation use, and a function that makes a tensor of N equal numbers.
 
     Raises:
-        ImportError: there is neither numpy, with our own engine, nor PyTorch.
+        ImportError: there is neither numpy with our own engine, nor PyTorch.
     """
     if facts.numpy and not facts.native_error:
         import numpy as np

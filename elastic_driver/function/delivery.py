@@ -1,7 +1,7 @@
-"""What goes between the caller of ``elastic_driver.run`` and its workers, as the driver passes it on.
+"""Transfers the call from the caller of ``elastic_driver.run`` to its workers, and their outcomes back, in the driver.
 
-Owns the two routes ``call`` and ``outcome``, and their pieces. Unpickles nothing: the call was pickled by the caller,
-and an outcome by a worker, whose connection is proven both ways; the caller reads it.
+Owns the two routes ``call`` and ``outcome``, and the splitting into pieces. Unpickles nothing: the caller has pickled
+the call and unpickles the outcomes; each outcome comes from a worker over a mutually authenticated connection.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from elastic_driver.rendezvous.messages import PIECE_BYTES, CallReply
 from elastic_driver.rendezvous.routes import WORKER, Route, RouteRequest, Routes
 from elastic_driver.system.file_writer import FileWriter
 
-# How long the end of the job waits for outcomes to be in the caller's folder.
+# How long the end of the job waits until all outcomes are in the caller's folder.
 _FLUSH_S = 60.0
-# 8 TB: more than any machine holds. A slip must not make a list of as many pieces.
+# 8 TB: more than any machine's memory. A wrong number must not allocate a list of that many pieces.
 _MOST_PIECES = 1 << 20
 _log = logging.getLogger("elastic_driver.function")
 
 
 class Delivery:
-    """Answers the workers of one job. Its routes are asked on the event loop; files are written in a thread.
+    """Serves the workers of one job. Its routes are called on the event loop; files are written in a thread.
 
     Args:
-        call: what workers are to call, pickled.
-        folder: the caller's, for the outcomes.
+        call: the pickled call for the workers to make.
+        folder: the caller's folder, for the outcomes.
     """
 
     def __init__(self, call: bytes, folder: Path) -> None:
@@ -41,7 +41,7 @@ class Delivery:
 
     @property
     def routes(self) -> Routes:
-        """``GET call`` gives the number of pieces, ``GET call/N`` one; ``POST outcome/N/TOTAL`` takes one."""
+        """``GET call`` returns the number of pieces, ``GET call/N`` one; ``POST outcome/N/TOTAL`` accepts one."""
         return (
             Route("GET", "call", WORKER, self._count_call),
             Route("GET", "call/*", WORKER, self._give_call),
@@ -49,7 +49,7 @@ class Delivery:
         )
 
     def close(self) -> None:
-        """Blocks until what has come is in the folder, or for a minute."""
+        """Block until all outcomes received are in the folder, or for a minute."""
         self._writer.close(_FLUSH_S)
 
     @property
@@ -71,7 +71,7 @@ class Delivery:
         is_last = number == total - 1
         if not number < total <= _MOST_PIECES or len(piece) > PIECE_BYTES or (len(piece) < PIECE_BYTES and not is_last):
             raise RendezvousProtocolError(f"cannot take {len(piece)} bytes as piece {number} of {total} of an outcome")
-        assert worker is not None  # the route is the workers'
+        assert worker is not None  # the route is for workers
         outcome = self._arriving.get(worker)
         if outcome is None:
             path = outcome_path(self._folder, len(self._arriving), worker)
@@ -79,7 +79,7 @@ class Delivery:
         if total != outcome.total:
             raise RendezvousProtocolError(f"cannot take an outcome of {total} pieces for one of {outcome.total}")
         if number not in outcome.missing:
-            return 204, b""  # it came before, and its answer was lost
+            return 204, b""  # received before, but its answer was lost
         if not self._writer.put(lambda: outcome.write(number, piece), len(piece)):
             return 429, b""
         outcome.missing.discard(number)
@@ -89,11 +89,11 @@ class Delivery:
 
 
 class _Outcome:
-    """One outcome on its way into the folder.
+    """An outcome that is being written to the folder.
 
     Attributes:
-        total: its pieces.
-        missing: those that have not come. Of the event loop; the rest is the writing thread's.
+        total: the number of its pieces.
+        missing: the pieces not yet received. Used by the event loop; all else by the writing thread.
     """
 
     def __init__(self, worker: WorkerId, path: Path, total: int) -> None:
@@ -105,7 +105,7 @@ class _Outcome:
         self.missing = set(range(total))
 
     def write(self, number: int, piece: bytes) -> None:
-        """Writes a piece to its place in a file that nobody reads yet."""
+        """Write a piece at its offset in a temporary file."""
 
         def write() -> None:
             descriptor = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -116,7 +116,7 @@ class _Outcome:
         self._try(write)
 
     def finish(self) -> None:
-        """Makes it one that is read."""
+        """Rename the temporary file to its final name."""
         self._try(lambda: self._part.replace(self._path))
 
     def _try(self, work: Callable[[], object]) -> None:

@@ -1,7 +1,7 @@
-"""The driver's process of ``elastic_driver.run``: ``python -m elastic_driver.function.driver FOLDER CALLER_PID``.
+"""The driver process of ``elastic_driver.run``: ``python -m elastic_driver.function.driver FOLDER CALLER_PID``.
 
-A process of its own, so that the caller may have an event loop, threads and signal handlers as it likes. It runs the
-job as ``elasticrun`` does, and ends it, and removes the folder, when its caller is gone.
+A process of its own, so that the caller may have any event loop, threads and signal handlers. It runs the job as
+``elasticrun`` does; when its caller dies, it ends the job and removes the folder.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _POLL_S = 0.2
 
 
 def _wait_for_end_of(caller: int) -> None:
-    """Blocks until the caller, our parent, has died."""
+    """Block until the caller, which is the parent of this process, has died."""
     with contextlib.suppress(OSError):
         descriptor = pidfd_open(caller)
         try:
-            if os.getppid() == caller:  # else the id may be a stranger's
+            if os.getppid() == caller:  # else the id may belong to another process
                 select.select([descriptor], [], [])
             return
         finally:
@@ -41,12 +41,12 @@ def _wait_for_end_of(caller: int) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the job of the folder. Returns elasticrun's exit code, which it also leaves in the folder."""
+    """Run the job described by the folder. Returns elasticrun's exit code, which is also written to the folder."""
     folder, caller = Path(argv[0]), int(argv[1])
     orphaned = threading.Event()
-    # In this session only the caller sends it, to end the job; also a caller that is itself deaf to Ctrl-C.
+    # In this session only the caller sends SIGINT, to end the job. The caller may itself ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Before the job has its own handlers, the caller's death must not keep the folder from being removed.
+    # Until the job has its own handlers, this one makes sure that the folder is removed when the caller dies.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
     def watch() -> None:
@@ -55,10 +55,10 @@ def main(argv: list[str]) -> int:
         os.kill(os.getpid(), signal.SIGTERM)
 
     try:
-        # A daemon: woken by nothing but the caller's death.
+        # A daemon: only the caller's death wakes it.
         threading.Thread(target=watch, name="elastic-driver-caller", daemon=True).start()
         early = EarlyAgent()
-        from elastic_driver.driver.job import run_job  # late: meanwhile the agent is imported
+        from elastic_driver.driver.job import run_job  # late: the agent is imported meanwhile
 
         settings = pickle.loads((folder / SETTINGS).read_bytes())
         delivery = Delivery((folder / CALL).read_bytes(), folder)

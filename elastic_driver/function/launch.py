@@ -1,8 +1,9 @@
-"""``elastic_driver.run``: calls a function in many processes and gives back what they returned.
+"""``elastic_driver.run``: call a function in many processes, and return their results.
 
-The driver is a process of its own (:mod:`elastic_driver.function.driver`), the same as ``elasticrun`` runs. Function,
-results and errors go between it and this process through a folder that only this user can read, which is gone when
-``run`` returns; between it and the workers over their connections (:mod:`elastic_driver.function.delivery`).
+The driver is a process of its own (:mod:`elastic_driver.function.driver`), the same as ``elasticrun`` runs. The
+function, its results and its errors pass between the driver and this process through a folder that only this user can
+read and that is removed before ``run`` returns; between the driver and the workers they pass over their connections
+(:mod:`elastic_driver.function.delivery`).
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from elastic_driver.settings.settings import IN_PLACE
 
 _EVENTS = "events.jsonl"
 LOCAL = "local"
-"""A folder in the job's, see :func:`ended_job`."""
-# What peers raise because another has failed; the other's error is the one to tell.
+"""A subfolder of the job's folder; see :func:`ended_job`."""
+# Raised by workers because another worker has failed; the other worker's error is the one to raise.
 _CONSEQUENCES = ("HorovodInternalError", "HostsUpdatedInterrupt", "KeyboardInterrupt")
 
 
@@ -124,33 +125,33 @@ def run(
     history: bool | None = None,
     prefix_output_with_timestamp: bool = False,
 ) -> list[Any]:
-    """Calls ``func(*args, **kwargs)`` in worker processes. Blocks until all have returned.
+    """Call ``func(*args, **kwargs)`` in worker processes. Blocks until all have returned.
 
-    May be called in any thread, also where an event loop runs. The function, its arguments and its results are pickled
-    with cloudpickle, so lambdas and functions of ``__main__`` and of notebooks will do. The workers' output goes to
-    this process's standard output and error. Ctrl-C ends the workers; so does the end of this process.
+    May be called in any thread, also while an event loop runs. The function, its arguments and its results are pickled
+    with cloudpickle, so lambdas and functions of ``__main__`` and of notebooks work. The workers' output goes to this
+    process's standard output and error. Ctrl-C stops the workers; so does the end of this process.
 
     Args:
-        func: what to call; ``hvd.init()`` and ``hvd.elastic.run`` are its own business.
+        func: the function to call; it calls ``hvd.init()`` and ``hvd.elastic.run`` itself if it needs them.
         args, kwargs: its arguments.
-        num_proc, np: processes to start with; two names for one thing.
-        min_num_proc, min_np: fewest processes to go on with when some are lost. With this, or a script, the job is
-            elastic.
+        num_proc, np: number of processes to start with; two names for the same setting.
+        min_num_proc, min_np: fewest processes with which training continues after some are lost. With this, or a
+            script, the job is elastic.
         max_num_proc, max_np: most processes.
-        slots: of hosts that name none.
+        slots: slots of each host that specifies none.
         reset_limit, cooldown_range, hosts, hostfile, start_timeout, output_filename, elastic_timeout: as the flags of
             elasticrun.
         host_discovery_script, discovery_interval, discovery_timeout, heartbeat_timeout, hang_timeout, hang_action,
             straggler_action, reset_window, drain_timeout, grace_time, standby, np_multiple, ranks_per_host_multiple,
             protect, durable_dir, durable_every, durable_interval, durable_keep, rendezvous_port, config_file,
             event_log, event_hook, page_address, prefix_output_with_timestamp: as the flags.
-        page, history: False for none, as ``--no-page`` and ``--no-history``.
-        discovery: tells the hosts, in place of a script: an object with a method ``find_available_hosts_and_slots()``,
-            see HostDiscovery. It is asked here, in a thread of this process. Or "kubernetes", as the flag.
+        page, history: False to disable it, as ``--no-page`` and ``--no-history``.
+        discovery: finds the hosts instead of a script: an object with a method ``find_available_hosts_and_slots()``,
+            see HostDiscovery. It is called here, in a thread of this process. Or "kubernetes", as the flag.
         selector, namespace, slots_from, pod_names: of pods as hosts, as the flags.
-        verbose: tells what the driver does. Without it only warnings and errors are told.
-        preload: modules to import before later workers are forked; none when not given.
-        executable: the Python of the workers; this one by default. It must have this package.
+        verbose: log the driver's actions. Without it only warnings and errors are logged.
+        preload: modules to import before later workers are forked; none by default.
+        executable: the Python of the workers; this one by default. This package must be installed there.
         env: variables for driver and workers, on top of this process's.
         horovod_shim: as the flag --horovod-shim.
         horovod_protocol: as the flag --horovod-protocol.
@@ -158,15 +159,15 @@ def run(
             operator_token_file, launcher, rsh_agent, launcher_command, launcher_bootstrap, remote_python,
             ssh_connect_timeout, port_range, tls, check_network, spot_notices: as the flags.
         network_interface: an older name of network_interfaces.
-        use_mpi: refused when true.
+        use_mpi: rejected when true.
         disable_cache, use_gloo, mpi_args: for Horovod's signature; without effect.
 
     Returns:
-        What the calls returned, by rank in the last round.
+        The results of the calls, by rank in the last round.
 
     Raises:
-        SettingsError: the arguments cannot be.
-        JobFailedError: the job failed otherwise than by an exception of the function.
+        SettingsError: the arguments are invalid.
+        JobFailedError: the job failed, but not because of an exception of the function.
         KeyboardInterrupt: Ctrl-C, or SIGTERM to the driver.
         Exception: the function's own, as the first worker raised it; its cause is that worker's traceback.
     """
@@ -235,7 +236,7 @@ def run(
         "history": history,
         "log_level": None if verbose else "WARNING",
         "verbose": bool(verbose and int(verbose) > 1),
-        "mpi": use_mpi or None,  # or a config file may ask for it
+        "mpi": use_mpi or None,  # else a config file may request it
     }
     environ = {**os.environ, **(env or {})}
     finder = None if isinstance(discovery, str) else discovery
@@ -258,23 +259,23 @@ def ended_job(
     discovery: Finder | None = None,
     signals: Sequence[signal.Signals] = (),
 ) -> Iterator[tuple[Path, Path]]:
-    """Runs a job whose workers may ask for a call. Blocks until it has ended.
+    """Run a job whose workers may fetch a call. Blocks until it has ended.
 
     Args:
-        given: as :func:`~elastic_driver.settings.assembly.settings_from` takes it.
-        environ: of driver and workers.
-        call: what workers are to call, pickled by cloudpickle.
+        given: settings, as :func:`~elastic_driver.settings.assembly.settings_from` takes them.
+        environ: environment of the driver and the workers.
+        call: the call for the workers to make, pickled by cloudpickle.
         event_log: a file of the user's; None for one that only this process reads.
         discovery: see :func:`run`.
-        signals: are passed on to the driver where nobody handles them and this is the main thread.
+        signals: forwarded to the driver if they have no handler and this is the main thread.
 
     Yields:
-        A folder with what came of the workers, which is removed afterwards, and the event log. Of a job of nodes
-        LOCAL in that folder has what came of this node's.
+        A folder with the workers' outcomes, which is removed afterwards, and the event log. In a job of several nodes,
+        LOCAL in that folder has the outcomes of this node's workers.
 
     Raises:
-        SettingsError: what was given cannot be.
-        SystemExit: one of those signals has ended the job, and is meant for this process.
+        SettingsError: the settings are invalid.
+        SystemExit: one of those signals has ended the job, and was sent to this process.
     """
     with tempfile.TemporaryDirectory(prefix="elastic-driver-run-") as name, _asked(discovery) as asked:
         folder = Path(name)
@@ -283,7 +284,7 @@ def ended_job(
             {**given, "event_log": events, "discovery_socket": asked and asked.fileno(), "gloo": True},
             environ,
         )
-        environ = {name: value for name, value in environ.items() if name != ENV_OUTCOMES}  # an outer job's
+        environ = {name: value for name, value in environ.items() if name != ENV_OUTCOMES}  # set by an outer job
         if settings.nodes_at_endpoint is not None:
             (folder / LOCAL).mkdir()
             environ[ENV_OUTCOMES] = str(folder / LOCAL)
@@ -299,12 +300,12 @@ def ended_job(
 
 @contextlib.contextmanager
 def _asked(discovery: Finder | None) -> Iterator[socket.socket | None]:
-    """Has the object asked in a thread. Gives the driver's end of the socket to it; None without an object."""
+    """Answer the driver's questions to the object in a thread. Yields the driver's end of the socket, or None."""
     if discovery is None:
         yield None
         return
     ours, drivers = socket.socketpair()
-    # A daemon: an object that hangs cannot be ended. Otherwise it ends when the driver's end is closed.
+    # A daemon: an object that hangs cannot be stopped. Otherwise the thread ends when the driver's end is closed.
     threading.Thread(
         target=answer_questions, args=(discovery, ours), name="elastic-driver-discovery", daemon=True
     ).start()
@@ -315,7 +316,7 @@ def _asked(discovery: Finder | None) -> Iterator[socket.socket | None]:
 def _drive(
     folder: Path, environ: Mapping[str, str], asked: socket.socket | None, signals: Sequence[signal.Signals]
 ) -> None:
-    """Runs the driver until it ends, in a session of its own: Ctrl-C reaches it through this process, once."""
+    """Run the driver until it ends, in a session of its own: Ctrl-C reaches it through this process, once."""
     sys.stdout.flush()
     sys.stderr.flush()
     paths = [os.path.abspath(entry or os.curdir) for entry in sys.path]
@@ -333,7 +334,7 @@ def _drive(
             try:
                 process.wait()
                 break
-            except BaseException as error:  # whatever it is, nothing is left behind
+            except BaseException as error:  # whatever the error, no process is left behind
                 interrupt = interrupt or error
                 process.send_signal(signal.SIGINT)
     if process.returncode - 128 in signals:
@@ -356,10 +357,10 @@ def _passed_on(signals: Sequence[signal.Signals], process: subprocess.Popen[byte
 
 
 def exit_code(folder: Path) -> int:
-    """What the driver ended with.
+    """Return the exit code of the driver.
 
     Raises:
-        JobFailedError: it has not said so.
+        JobFailedError: it has not written one.
         KeyboardInterrupt: it was interrupted.
     """
     try:
@@ -380,10 +381,10 @@ def _results(folder: Path, events: Path) -> list[Any]:
 
 
 def returned_values(outcomes: Sequence[Outcome]) -> list[Any]:
-    """What the members of the last round returned, by rank.
+    """Return the results of the last round's members, by rank.
 
     Raises:
-        JobFailedError: one of them has not.
+        JobFailedError: one of them has no result.
     """
     returned = [outcome for outcome in outcomes if isinstance(outcome, Returned)]
     last_round = max((outcome.round_id for outcome in returned), default=0)
@@ -400,7 +401,7 @@ def returned_values(outcomes: Sequence[Outcome]) -> list[Any]:
 def _raise_first(errors: list[Raised], code: int, message: str) -> NoReturn:
     if not errors:
         raise JobFailedError(message, code)
-    # The earliest, but not one that only says that another worker is gone.
+    # The earliest, but not one that only reports the loss of another worker.
     first = min(errors, key=lambda raised: raised.kind in _CONSEQUENCES)
     cause = WorkerTracebackError(first.traceback)
     error = None if first.error is None else cloudpickle.loads(first.error)
@@ -410,10 +411,10 @@ def _raise_first(errors: list[Raised], code: int, message: str) -> NoReturn:
 
 
 def read_events(events: Path) -> list[dict[str, Any]]:
-    """What happened to the job, as far as it can be read."""
+    """Return the job's events, as far as they can be read."""
     found = []
     with contextlib.suppress(OSError, UnicodeError):
-        if events.is_file():  # a pipe would be waited for
+        if events.is_file():  # reading a pipe would block
             for line in events.read_text(encoding="utf-8").splitlines():
                 with contextlib.suppress(ValueError):
                     found.append(json.loads(line))
@@ -421,6 +422,6 @@ def read_events(events: Path) -> list[dict[str, Any]]:
 
 
 def last_message(events: Path) -> str:
-    """Why the job has ended."""
+    """Return why the job has ended."""
     ends = [event for event in read_events(events) if event.get("event") == "job_ended"]
     return str(ends[-1]["message"]) if ends else "the job failed"

@@ -1,7 +1,7 @@
-"""What comes of a worker of ``elastic_driver.run``: what its call returned, or what it raised.
+"""The outcome of a worker of ``elastic_driver.run``: the result of its call, or the exception that it raised.
 
-Owns the two shapes, and their files in the caller's folder. Knows nothing of how workers are run. What users' code made
-is pickled by itself, so that an outcome can be read where that cannot.
+Owns the two shapes, and their files in the caller's folder. Does not know how workers are run. Objects from users' code
+are pickled separately, so that an outcome can be read even where they cannot be unpickled.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from urllib.parse import quote
 from elastic_driver.hosts import WorkerId
 
 RESTARTED = "restarted"
-"""The word in a worker's command line that says that it has its rank from its start."""
+"""The command-line argument of a worker that has its rank from its start."""
 ENV_OUTCOMES = "ELASTIC_DRIVER_OUTCOMES"
-"""Names the folder of a node whose workers leave their outcomes there, since their caller is on that node."""
+"""The folder for the outcomes of a node's workers, set if their caller is on that node."""
 _PREFIX = "outcome-"
 
 
@@ -26,10 +26,10 @@ class Returned:
     """The call returned.
 
     Attributes:
-        round_id: the last round that the worker was in.
-        rank: its rank there.
-        size: the round's workers.
-        value: what the call returned, pickled by cloudpickle.
+        round_id: the last round in which the worker took part.
+        rank: its rank in that round.
+        size: the number of workers in that round.
+        value: the result of the call, pickled by cloudpickle.
     """
 
     round_id: int
@@ -44,11 +44,11 @@ class Place:
 
     Attributes:
         worker: its key.
-        round_id: the round that it was started for.
-        rank: its rank there.
-        local_rank: its place on its host.
+        round_id: the round for which it was started.
+        rank: its rank in that round.
+        local_rank: its slot's index on its host.
         pid: of its process.
-        time: when, unix seconds.
+        time: when it raised, unix seconds.
     """
 
     worker: str
@@ -61,13 +61,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The call raised, or what it returned cannot be pickled.
+    """The call raised an exception, or its result cannot be pickled.
 
     Attributes:
-        error: the exception, pickled by cloudpickle; None when it cannot be.
+        error: the exception, pickled by cloudpickle; None if it cannot be pickled.
         kind: the name of its class.
-        traceback: for people.
-        place: who raised it, for those who ask.
+        traceback: its text, for users.
+        place: the worker that raised it; None if unknown.
     """
 
     error: bytes | None
@@ -80,12 +80,12 @@ Outcome = Returned | Raised
 
 
 def outcome_path(folder: Path, number: int, worker: WorkerId) -> Path:
-    """Where the outcome of a worker is, that was the so-and-so-many-th to come."""
+    """Return the path for a worker's outcome, given its number in order of arrival."""
     return folder / f"{_PREFIX}{number:08d}-{quote(worker.key, safe='')}"
 
 
 def keep(folder: Path, worker: WorkerId, outcome: Outcome) -> None:
-    """Writes the outcome of a worker there. Later ones are read after it."""
+    """Write the outcome of a worker to the folder. Outcomes are read in the order in which they were written."""
     path = outcome_path(folder, time.time_ns(), worker)
     written = path.with_name(f".{path.name}")
     written.write_bytes(pickle.dumps(outcome))
@@ -93,5 +93,5 @@ def keep(folder: Path, worker: WorkerId, outcome: Outcome) -> None:
 
 
 def read_all(folder: Path) -> list[Outcome]:
-    """All outcomes in the folder, in the order in which they came."""
+    """Read all outcomes in the folder, in the order in which they arrived."""
     return [pickle.loads(path.read_bytes()) for path in sorted(folder.glob(f"{_PREFIX}*"))]

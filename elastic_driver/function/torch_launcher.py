@@ -1,8 +1,8 @@
-"""``elastic_driver.elastic_launch``: what ``torch.distributed.launcher.api`` has under this name, over our driver.
+"""``elastic_driver.elastic_launch``: the counterpart of ``torch.distributed.launcher.api``, with our driver.
 
-Owns the two names a program imports from there, and the errors that it expects. The job is one as ``elasticrun`` runs
-it with torchrun's flags (:mod:`elastic_driver.settings.torchrun_options` says what they mean); a function goes to its
-workers and its results come back as those of ``elastic_driver.run`` do. Loads torch only to raise its own error.
+Owns the two names that programs import from that module, and the errors that they expect. The job is the one that
+``elasticrun`` runs with torchrun's flags (:mod:`elastic_driver.settings.torchrun_options` defines them); a function
+and its results are transferred as those of ``elastic_driver.run``. Imports torch only to raise its own error.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from elastic_driver.settings.torchrun_options import OPTIONS
 from elastic_driver.words import OnChange
 
 _NO_FILE = "<N/A>"
-# What whoever runs a program sends to it, and means what it runs.
+# Signals sent to a program in order to stop the job that it runs.
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
 class LaunchConfig:
-    """What ``torch.distributed.launcher.api.LaunchConfig`` is; that one will do as well.
+    """Has the attributes of ``torch.distributed.launcher.api.LaunchConfig``, which may be used instead.
 
     Attributes:
-        min_nodes, max_nodes: of several nodes each makes this same call.
-        nproc_per_node: workers.
-        logs_specs: an object as torch's ``DefaultLogsSpecs``; None for output to this process's own.
+        min_nodes, max_nodes: number of nodes. If there are several, each makes this same call.
+        nproc_per_node: number of workers on each node.
+        logs_specs: an object like torch's ``DefaultLogsSpecs``; None to write to this process's own output.
         run_id, role, rdzv_endpoint, rdzv_backend, rdzv_configs, max_restarts, monitor_interval, start_method,
             log_line_prefix_template, local_addr, event_log_handler, numa_options, signals_to_handle,
             duplicate_stdout_filters, duplicate_stderr_filters, virtual_local_rank, shutdown_timeout: as the flags of
@@ -85,9 +85,9 @@ class ProcessFailure:
     Attributes:
         local_rank: its place on its host.
         pid: of its process.
-        exitcode: or minus the number of the signal that killed it.
-        error_file: with what it raised, as ``@record`` writes it; "<N/A>" for none.
-        message: the exception, or what else is known.
+        exitcode: its exit code, or minus the number of the signal that killed it.
+        error_file: a file with its exception, in the format of ``@record``; "<N/A>" for none.
+        message: the exception, or how the process ended.
         timestamp: unix seconds.
     """
 
@@ -100,11 +100,11 @@ class ProcessFailure:
 
 
 class ChildFailedError(ElasticError):
-    """Workers have failed, and the job with them. Raised where there is no torch, which has a class of this name.
+    """Workers have failed, and the job with them. Raised if torch, which has a class of this name, is not installed.
 
     Attributes:
-        name: of what was called.
-        failures: by global rank, the first in time first.
+        name: of the function or command.
+        failures: by global rank, in order of time.
     """
 
     def __init__(self, name: str, failures: dict[int, ProcessFailure]) -> None:
@@ -114,20 +114,20 @@ class ChildFailedError(ElasticError):
         self.failures = failures
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
-        """The rank of the first in time, and its failure."""
+        """Return the rank of the first failure in time, and that failure."""
         return next(iter(self.failures.items()))
 
 
 class elastic_launch:
     """Calls a function, or runs a command, as workers of torchrun: ``elastic_launch(config, fn)(*args)``.
 
-    The workers are of the kind that is restarted: after a failure all of them are ended, and called again, for
-    ``max_restarts`` times. The function may call ``torch.distributed.init_process_group()``. It, its arguments and its
-    results are pickled with cloudpickle.
+    The workers are restarted: after a failure all of them are stopped, and the function is called again, up to
+    ``max_restarts`` times. The function may call ``torch.distributed.init_process_group()``. The function, its
+    arguments and its results are pickled with cloudpickle.
 
     Args:
         config: a LaunchConfig, ours or torch's.
-        entrypoint: a function; or a program or a Python file, whose arguments are those of the call.
+        entrypoint: a function; or a program or a Python file, which gets the arguments of the call.
         health_check_server: not supported.
     """
 
@@ -142,18 +142,18 @@ class elastic_launch:
         self._entrypoint = entrypoint
 
     def __call__(self, *args: Any) -> dict[int, Any]:
-        """Blocks until all workers have ended.
+        """Run the workers. Blocks until all of them have ended.
 
         Returns:
-            What the function returned, by global rank; None where it left by ``sys.exit(0)``, and for each worker of a
-            command. Of several nodes each gets what its own workers returned, and nothing of a command.
+            The results of the function, by global rank; None for a worker that exited by ``sys.exit(0)``, and for each
+            worker of a command. With several nodes, each gets the results of its own workers, and none for a command.
 
         Raises:
-            SettingsError: the config, or the command, cannot be.
-            ChildFailedError: a worker failed, and no restart was left. torch's class, where torch is installed.
-            JobFailedError: the job ended otherwise without success.
+            SettingsError: the config, or the command, is invalid.
+            ChildFailedError: a worker failed, and no restarts remained. torch's class, if torch is installed.
+            JobFailedError: the job failed in another way.
             KeyboardInterrupt: Ctrl-C.
-            SystemExit: SIGTERM or SIGHUP, once the workers have ended; unless this process handles them itself.
+            SystemExit: SIGTERM or SIGHUP, once the workers have ended; unless this process has handlers for them.
         """
         entrypoint, flags = self._entrypoint, flags_of(self._config)
         call = cloudpickle.dumps((entrypoint, args, {})) if callable(entrypoint) else b""
@@ -168,7 +168,7 @@ class elastic_launch:
             "on_change": OnChange.RESTART.value,
             "log_level": "WARNING",
         }
-        # What a program says outright is all that it says: torch reads these variables in torchrun only.
+        # A program's explicit arguments are complete: torch reads these variables in torchrun only.
         environ = {name: value for name, value in unhooked(os.environ).items() if name not in _VARIABLES}
         is_one = "nnodes" not in flags
         with ended_job(given, environ, call, signals=_ENDING) as (folder, events):
@@ -184,11 +184,11 @@ class elastic_launch:
 
 
 def values_of(outcomes: Iterable[Outcome], events: Iterable[Mapping[str, Any]]) -> dict[int, Any]:
-    """What the last generation of workers returned, by global rank. Who left by ``sys.exit(0)`` is not in it.
+    """Return the results of the last generation of workers, by global rank, without those that did ``sys.exit(0)``.
 
     Args:
         outcomes: of the workers.
-        events: of the job; on a node that is not the driver's nobody knows them.
+        events: of the job; empty on a node other than the driver's.
     """
     rounds = [event["round_id"] for event in events if event.get("event") == "round_formed"]
     every = [each for each in outcomes if isinstance(each, Returned)]
@@ -201,7 +201,7 @@ _VARIABLES = frozenset(option.variable for option in OPTIONS.values())
 
 
 def flags_of(config: Any) -> dict[str, str]:
-    """The flags of torchrun that say what a LaunchConfig says."""
+    """Return torchrun's flags with the meaning of a LaunchConfig."""
     is_one = (config.min_nodes, config.max_nodes) == (1, 1)
     specs, numa = config.logs_specs, config.numa_options
     logs = _log_choices(specs)
@@ -226,7 +226,7 @@ def flags_of(config: Any) -> dict[str, str]:
         "duplicate_stdout_filters": _filters(config.duplicate_stdout_filters),
         "duplicate_stderr_filters": _filters(config.duplicate_stderr_filters),
         "virtual_local_rank": "1" if config.virtual_local_rank else None,
-        # Those that torch has had for a shorter time.
+        # Attributes that only newer versions of torch have.
         "shutdown_timeout": getattr(config, "shutdown_timeout", None),
         "log_dir": logs.get("log_dir"),
         "redirects": _streams(logs.get("redirects") or 0),
@@ -239,7 +239,7 @@ def flags_of(config: Any) -> dict[str, str]:
 def _log_choices(specs: Any) -> Mapping[str, Any]:
     if specs is None:
         return {}
-    from elastic_driver.torch_private.agents import log_choices  # late: whoever has such specs has imported torch
+    from elastic_driver.torch_private.agents import log_choices  # late: a program with such specs has imported torch
 
     return log_choices(specs)
 
@@ -267,14 +267,14 @@ def _name_of(entrypoint: Callable[..., Any] | str, args: tuple[Any, ...]) -> str
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """One worker that failed.
+    """A worker that failed.
 
     Attributes:
-        rank, local_rank: its place.
+        rank, local_rank: its global rank, and its rank on its host.
         pid: of its process.
-        exitcode: or minus the number of the signal.
+        exitcode: its exit code, or minus the number of the signal.
         time: unix seconds.
-        raised: what the function raised there; None where that is not known.
+        raised: the exception of the function there; None if unknown.
     """
 
     rank: int
@@ -286,7 +286,7 @@ class Failed:
 
 
 def failures_of(outcomes: Iterable[Outcome], events: Iterable[Mapping[str, Any]]) -> list[Failed]:
-    """Who failed in the last generation of workers, the first in time first.
+    """Return the failures in the last generation of workers, in order of time.
 
     Args:
         outcomes: of the workers.
@@ -298,7 +298,7 @@ def failures_of(outcomes: Iterable[Outcome], events: Iterable[Mapping[str, Any]]
     for event in events:
         match event.get("event"):
             case "round_formed":
-                # Whoever failed before it was started again.
+                # Workers that failed before this round have been restarted.
                 ranks = {member["worker"]: member["rank"] for member in event["members"]}
                 ended = [each for each in ended if each[0] in ranks]
             case "worker_exited" if event["returncode"] and not event["expected"]:
@@ -319,7 +319,7 @@ def failures_of(outcomes: Iterable[Outcome], events: Iterable[Mapping[str, Any]]
 
 
 def raised_of(outcomes: Iterable[Outcome]) -> list[Failed]:
-    """Who raised in the last generation of workers, where nobody knows what else has happened to them.
+    """Return the exceptions in the last generation of workers, for a node that has no events of the job.
 
     Args:
         outcomes: of the workers.
@@ -335,10 +335,10 @@ def raised_of(outcomes: Iterable[Outcome]) -> list[Failed]:
 
 
 def _error(name: str, failures: list[Failed], log_dir: str | None) -> Exception:
-    """torch's own error where there is one: programs catch it by its class."""
+    """Return torch's own error if torch is installed: programs catch it by its class."""
     folder: Path | None = None
     if any(failed.raised is not None for failed in failures):
-        # As under torchrun they stay: whoever catches the error may want to read them.
+        # These files stay, as under torchrun: the program that catches the error may read them.
         folder = Path(tempfile.mkdtemp(prefix="errors_", dir=log_dir if log_dir and Path(log_dir).is_dir() else None))
     files = {failed.rank: _write_error(folder, failed) for failed in failures}
     try:
@@ -372,7 +372,7 @@ def _message(failed: Failed) -> str:
 
 
 def _write_error(folder: Path | None, failed: Failed) -> str:
-    """Writes what ``torch.distributed.elastic.multiprocessing.errors.record`` would have. Returns where."""
+    """Write the file that ``torch.distributed.elastic.multiprocessing.errors.record`` writes. Returns its path."""
     if folder is None or failed.raised is None:
         return _NO_FILE
     extra = {"py_callstack": failed.raised.traceback, "timestamp": str(int(failed.time))}

@@ -1,8 +1,8 @@
-"""The worker's side of ``elastic_driver.run``: fetches the call, makes it, and tells the driver what came of it.
+"""The worker side of ``elastic_driver.run``: fetches the call, makes it, and sends its outcome to the driver.
 
-``python -m elastic_driver.function.worker``; with the word ``restarted`` for a worker that has its rank from its start,
-and may never call ``init()`` (:mod:`elastic_driver.function.torch_launcher`). What it unpickles the caller has pickled:
-it comes from the driver, over a connection on which both ends have proven who they are.
+``python -m elastic_driver.function.worker``; with the argument ``restarted`` for a worker that has its rank from its
+start, and may never call ``init()`` (:mod:`elastic_driver.function.torch_launcher`). The pickles that it loads were
+made by the caller: the driver sends them over a connection on which both ends have authenticated each other.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from elastic_driver.worker.settings import way_to_driver
 
 
 class _LastRound:
-    """Remembers the last round this process was in, also after ``shutdown()``."""
+    """Remembers the last round in which this process took part, even after ``shutdown()``."""
 
     def __init__(self) -> None:
         self.round_id = 0
         self.slot: SlotInfo | None = None
 
     def on_round_changed(self) -> None:
-        """See RoundListener."""
+        """Remember the new round (RoundListener)."""
         context = current()
         self.round_id, self.slot = context.assignment.round_id, context.slot
 
@@ -66,12 +66,12 @@ def _client() -> DriverClient:
     try:
         return new_client()
     except SettingsError:
-        # A variable cannot be read, which is for hvd.init() to raise, and for the caller to know.
+        # A variable is invalid: hvd.init() is to raise that error, and the caller is to get it.
         return RendezvousClient(*way_to_driver())
 
 
 def _fetch() -> tuple[list[str], bytes]:
-    """The caller's sys.path, and the call as it was pickled."""
+    """Return the caller's sys.path, and the pickled call."""
     client = _client()
     try:
         paths, call = pickle.loads(client.call())
@@ -93,10 +93,10 @@ def _tell(outcome: Outcome) -> None:
 
 
 def main(words: Sequence[str] = ()) -> int:
-    """Makes the call. Returns the process's exit code: 1 when the function raised.
+    """Make the call. Returns the process's exit code: 1 if the function raised.
 
     Args:
-        words: of the command line, without the program.
+        words: command-line arguments, without the program.
 
     Raises:
         RendezvousError: the driver cannot be reached.
@@ -115,7 +115,7 @@ def main(words: Sequence[str] = ()) -> int:
         runtime().note_exception(raised=True)
         return 1
     if last.slot is None and RESTARTED not in words:
-        # A function without collectives: its process has to be a member all the same, to have a rank.
+        # A function without collectives: its process still has to become a member, to have a rank.
         runtime().init()
         runtime().join_late()
     try:

@@ -1,7 +1,7 @@
-"""The environment of a program in which torch's launcher runs its workers by elasticrun (``elasticrun wrap``).
+"""The environment of a program whose torch launcher runs its workers by elasticrun (``elasticrun wrap``).
 
-Owns what such a program gets for that, and what of it its workers do not get. What happens in the program is told by
-``wrap_hook/sitecustomize.py``.
+Owns the variables that such a program gets for that, and removes them for its workers. The code that runs in the
+program is in ``wrap_hook/sitecustomize.py``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _PATH = "PYTHONPATH"
 
 
 def hooked(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which torch's launcher runs its workers by elasticrun."""
+    """Return an environment in which torch's launcher runs its workers by elasticrun."""
     entries = [_HOOK, environ.get(_PATH, ""), source_folder()]
     return {**environ, _PATH: os.pathsep.join(filter(None, entries))}
 
 
 def unhooked(environ: Mapping[str, str]) -> dict[str, str]:
-    """The same without that, for the workers."""
+    """Return the same environment without the hook, for the workers."""
     entries = [entry for entry in environ.get(_PATH, "").split(os.pathsep) if entry != _HOOK]
     kept = {name: value for name, value in environ.items() if name != _PATH}
     return {**kept, _PATH: os.pathsep.join(entries)} if any(entries) else kept

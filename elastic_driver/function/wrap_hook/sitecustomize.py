@@ -1,9 +1,9 @@
-"""Has programs that start torchrun's workers in their own process get elastic_driver's ``elastic_launch`` for it.
+"""Replace torch's ``elastic_launch`` by ours in programs that start torchrun's workers in their own process.
 
-``elasticrun wrap`` puts this folder first on the PYTHONPATH, so that :mod:`site` imports this file in each Python that
-the program is, or starts. When torch's launcher is imported there, ours takes the place of its one name that runs
-anything; torch's parsers and their defaults stay. It runs under whatever Python the program has, so this file uses the
-standard library only until then.
+``elasticrun wrap`` puts this folder first on the PYTHONPATH, so that :mod:`site` imports this file in the program if it
+is a Python, and in each Python that it starts. When torch's launcher is imported there, ours replaces the one name in
+it that runs workers; torch's parsers and their defaults stay. Any Python may run this file, so it uses only the
+standard library until then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LAUNCHER = "torch.distributed.launcher.api"
 
 
 class _Loader(Loader):
-    """Loads torch's launcher, and exchanges that name."""
+    """Loads torch's launcher, and replaces that name."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -52,7 +52,7 @@ class _Finder(MetaPathFinder):
 
 
 def _own_sitecustomize() -> None:
-    """Runs the one that this file hides."""
+    """Run the ``sitecustomize`` that this file hides."""
     folder = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != folder]
     sys.path_importer_cache.pop(folder, None)
