@@ -1,4 +1,4 @@
-"""What users are told: the terminal, the event log, and what both are told of."""
+"""Reports to users: the terminal, the event log, metrics, history and the page, and the happenings that feed them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class _Package(ModuleType):
-    """This package, which is also the API's ``report(loss=...)``: where both are loaded, they have the same name."""
+    """This package, which can also be called as the API's ``report(loss=...)``: the two have the same name."""
 
     def __call__(self, **figures: Any) -> None:
-        """See :func:`elastic_driver.worker.api.figures.report`."""
+        """Report figures, see :func:`elastic_driver.worker.api.figures.report`."""
         importlib.import_module("elastic_driver.worker.api.figures").report(**figures)
 
 

@@ -1,8 +1,8 @@
-"""The job's story: turns what the driver sees into happenings, and tells all listeners of each.
+"""The job's chronicle: turns what the driver observes into happenings, and passes each to all listeners.
 
-Owns what is remembered to tell it well: the rounds, the workers' last words, the commits on disc, how long a wait has
-been. Owns no decision, no wording of lines and no I/O; the listeners do (:mod:`~elastic_driver.report.narrator` for the
-terminal, :mod:`~elastic_driver.report.event_log`). One more listener is one more class, given to the chronicle.
+Owns the memory needed for that: the rounds, the workers' last output lines, the commits on disk, the length of a wait.
+Makes no decisions, words no lines and does no I/O; the listeners do (:mod:`~elastic_driver.report.narrator` for the
+terminal, :mod:`~elastic_driver.report.event_log`). A new listener is a new class, given to the chronicle.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ from elastic_driver.words import Backend, NoticeKind
 
 # Rounds in the closing table. A job of weeks has hundreds.
 _FIRST_ROUNDS, _LAST_ROUNDS = 5, 15
-# A wait is reported after so many seconds, and again after twice as many more each time; from the second bound on it is
-# a warning.
+# A wait is reported after the first number of seconds, and again after an interval that doubles each time up to the
+# second. After the third number of seconds it is a warning.
 _WAIT_S, _LONGEST_WAIT_S, _WORRY_S = 5.0, 300.0, 30.0
-# How often it is told what the time has gone into: often enough that little is lost with a driver that is killed.
+# How often the time booked is reported: often enough that little is lost if the driver is killed.
 _BOOKED_S = 60.0
-# Workers whose last words are kept, of those that failed since the last round was formed.
+# Workers whose last output lines are kept, of those that failed since the last round was formed.
 _MOST_LAST_WORDS = 1024
-# Folders of commits that are kept track of, and named in the end. New hosts may bring new ones for ever.
+# Folders of commits that are tracked, and named at the end. New hosts may add new folders without end.
 _MOST_FOLDERS, _NAMED_FOLDERS = 64, 6
-# What users should know of the backend of a round. Each driver of a job says it once.
+# What users should know about the backend of a round. Each driver of a job reports it once.
 _OF_BACKENDS: Mapping[Backend | None, str] = {
     Backend.HOROVOD: "the workers run Horovod's own library: connections between them are neither encrypted "
     "nor authenticated",
@@ -89,10 +89,10 @@ _OF_BACKENDS: Mapping[Backend | None, str] = {
 
 @dataclass(slots=True)
 class _Folder:
-    """Commits on disc, as the worker that writes them said last."""
+    """A folder of commits on disk, according to the last report of the worker that writes them."""
 
     report: DiscReport
-    troubled: int = 0  # reports of trouble without one of none between
+    troubled: int = 0  # consecutive reports of trouble
 
     def __str__(self) -> str:
         report = self.report
@@ -103,7 +103,7 @@ class _Folder:
 
 @dataclass(slots=True)
 class _Round:
-    """A round as the summary has it; took_s is None until all its members have resumed, commits where it has none."""
+    """A round of the summary; took_s is None until all its members have resumed, commits if the round has none."""
 
     round_id: int
     size: int
@@ -114,13 +114,14 @@ class _Round:
 
 @dataclass(frozen=True, slots=True)
 class ChronicleKept:
-    """The rounds of the summary as the journal has them, for a driver that takes the job over. See Summary.
+    """The rounds of the summary in the form kept in the journal, for a driver that takes the job over. See Summary.
 
     Attributes:
         first, last: the first rounds, and the last ones.
-        left_out, left_out_s, unknown: those between; of how many of these nobody knows the time.
+        left_out, left_out_s, unknown: the number of rounds between those, their time, and how many have an unknown
+            time.
         has_trained: whether any round has trained.
-        stood_still_s: for how long drivers stood still, in all.
+        stood_still_s: for how long drivers stood still in total, seconds.
     """
 
     first: tuple[RoundSummary, ...]
@@ -133,46 +134,46 @@ class ChronicleKept:
 
 
 class Process(Protocol):
-    """What the story tells of a worker's process."""
+    """A worker's process, as far as the chronicle reports it."""
 
     @property
     def pid(self) -> int:
-        """Its id."""
+        """The process id."""
 
     @property
     def label(self) -> str:
-        """What stands before the lines of its output."""
+        """The prefix of its output lines."""
 
     @property
     def last_lines(self) -> Sequence[str]:
-        """Of its output."""
+        """The last lines of its output."""
 
     @property
     def error_file(self) -> str:
-        """What it has written down of the error that it raised; "" for nothing."""
+        """The error that it raised and wrote to a file; "" for none."""
 
 
 class Exit(Protocol):
-    """How a process has ended; ``str()`` says it in words."""
+    """How a process has ended; ``str()`` describes it."""
 
     @property
     def returncode(self) -> int:
-        """As of :class:`subprocess.Popen`."""
+        """The exit status, as of :class:`subprocess.Popen`."""
 
     @property
     def reason(self) -> str:
-        """Where nobody has seen it, since its host is lost; else ""."""
+        """Why the exit was not observed, if its host is lost; else ""."""
 
 
 class Chronicle:
-    """Tells its listeners what happens to the job.
+    """Notifies its listeners of everything that happens to the job.
 
     Args:
-        listeners: each hears of everything, in this order.
-        instant: when each happening is.
+        listeners: each is notified of everything, in this order.
+        instant: the time of each happening.
 
     Attributes:
-        goodput: what the job's time, and its workers', has gone into.
+        goodput: accounts for the time of the job and of its workers.
     """
 
     def __init__(self, *listeners: Listener, instant: Instant | None = None) -> None:
@@ -192,14 +193,14 @@ class Chronicle:
         self._folders: dict[str, _Folder] = {}
         self._waiting_since: float | None = None
         self._stood_still_s = 0.0
-        self._stalled_s = 0.0  # the stall that the present round came of
+        self._stalled_s = 0.0  # the stall that led to the present round
         self._has_trained = False
         self._told_of: set[str] = set()
         self._waits_for = ""
         self._wait_step_s = self._report_after_s = _WAIT_S
 
     def kept(self) -> ChronicleKept:
-        """For the journal."""
+        """Return the state to keep in the journal."""
         first, last = self._summaries()
         return ChronicleKept(
             tuple(first),
@@ -212,7 +213,7 @@ class Chronicle:
         )
 
     def go_on(self, kept: ChronicleKept) -> None:
-        """Goes on with the rounds of a driver that has died. To be called before all else."""
+        """Continue with the rounds of a driver that has died. Must be called before all other methods."""
         self._first, last = (
             [_Round(one.round_id, one.size, one.cause, one.commit, one.took_s) for one in rounds]
             for rounds in (kept.first, kept.last)
@@ -228,13 +229,13 @@ class Chronicle:
             for listener in self._listeners:
                 try:
                     listener.hear(happening)
-                except Exception as error:  # a bug; who only watches the job must not end it
+                except Exception as error:  # a bug; a mere observer of the job must not end it
                     self._note_failure(listener, error, happening)
 
     def _note_failure(self, listener: Listener, error: Exception, happening: Happening) -> None:
-        """Told once of each listener, to all others, and to this one if it can still hear that."""
+        """Report a listener's failure, once per listener, to all listeners, this one included if it still works."""
         if isinstance(happening, InternalError) and sys.stderr is not None:
-            print(happening.error, file=sys.stderr)  # this listener may be the terminal
+            print(happening.error, file=sys.stderr)  # the failed listener may be the terminal
         if listener in self._failed:
             return
         self._failed.append(listener)
@@ -245,15 +246,15 @@ class Chronicle:
         )
 
     def stands(self, standing: Standing) -> None:
-        """The job stands elsewhere than before."""
+        """Report the job's new standing."""
         self._tell(PhaseChanged(standing.phase, standing.doing, standing.on_change))
 
     def workers_ready(self, workers: Sequence[WorkerId]) -> None:
-        """Workers that have been started ask for their first round, or run."""
+        """Report started workers that ask for their first round, or run."""
         self._tell(WorkersReady(workers))
 
     def workers_drained(self, workers: Sequence[WorkerId], *, undone: bool) -> None:
-        """Workers are to leave their places; or they may stay after all."""
+        """Report workers that are to be drained; or, if ``undone``, that may stay after all."""
         self._tell(WorkersDrained(workers, undone))
 
     def _book(self) -> None:
@@ -263,84 +264,84 @@ class Chronicle:
                 self._tell(TimeBooked(booked.seconds, booked.wall_s, booked.share))
 
     def also(self, listener: Listener) -> None:
-        """One more listener, from now on."""
+        """Add a listener, which gets all further happenings."""
         self._listeners.append(listener)
 
     @property
     def disc_reports(self) -> list[DiscReport]:
-        """What was said last of each folder of commits that is kept track of."""
+        """The last report on each folder of commits that is tracked."""
         return [folder.report for folder in self._folders.values()]
 
     def started(self, url: str, job_id: str, *, again: bool = False) -> None:
-        """The rendezvous server listens; of a job that another driver has had before, too."""
+        """Report that the rendezvous server listens; ``again`` for a job that another driver has run before."""
         self._tell(JobStarted(url, job_id, again))
 
     def hosts(self, hosts: Sequence[Host]) -> None:
-        """Discovery gave another answer than before."""
+        """Report that discovery returned other hosts than before."""
         self._tell(HostsChanged(hosts))
 
     def discovery_ran(self, took_s: float, *, failed: bool) -> None:
-        """Whoever tells the hosts was asked."""
+        """Report a run of discovery."""
         self._tell(DiscoveryRan(took_s, failed))
 
     def host_ready(self, host: str, address: str, joined: int) -> None:
-        """A host has an agent."""
+        """Report that a host has an agent."""
         self._tell(HostReady(host, address, joined))
 
     def host_unready(self, host: str, reason: str, *, permanent: bool) -> None:
-        """A host has no agent yet."""
+        """Report that a host has no agent yet."""
         self._tell(HostUnready(host, reason, permanent))
 
     def host_lost(self, host: str, reason: str) -> None:
-        """A host's agent is lost."""
+        """Report that a host's agent is lost."""
         self._tell(HostLost(host, reason))
 
     def network_checked(self, checked: NetworkChecked) -> None:
-        """The network between hosts was checked."""
+        """Report a check of the network between hosts."""
         self._tell(checked)
 
     def worker_started(self, worker: WorkerId, pid: int, *, again: bool = False) -> None:
-        """A process runs, which another driver may have had started."""
+        """Report that a process runs; ``again`` if another driver has had it started."""
         self._tell(ProcessStarted(worker, pid, again))
 
     def server_answers(self, worker: WorkerId, parameter_server: int | None, address: str) -> None:
-        """A server answers, as which it was started."""
+        """Report that a server answers, and as which parameter server it was started, if any."""
         self._tell(ServerAnswers(worker, parameter_server, address))
 
     def chief_started(self, number: int, pid: int, servers: int, workers: int) -> None:
-        """The script runs, beside the driver, with so many servers and workers."""
+        """Report that the script runs as the chief, beside the driver, with this many servers and workers."""
         self._tell(ChiefStarted(number, pid, servers, workers))
 
     def chief_stopped(self, reason: str) -> None:
-        """It is told to end, to be started again."""
+        """Report that the chief is being stopped, in order to be restarted."""
         self._tell(ChiefStopped(reason))
 
     def chief_exited(self, number: int, pid: int, returncode: int, how: str, *, expected: bool) -> None:
-        """It has ended."""
+        """Report that the chief has ended."""
         self._tell(ChiefEnded(number, pid, returncode, how, expected))
 
     def warmed(self, pid: int, took_s: float) -> None:
-        """Workers can be forked from a process from now on."""
+        """Report that workers can be forked from a warm process from now on."""
         self._tell(Warmed(pid, took_s))
 
     def worker_dying(self, worker: WorkerId, process: Process, how: str) -> None:
-        """A process is about to end; it may take a while until the system has freed what it had."""
+        """Report that a process is about to end; the system may take a while to free its resources."""
         self._dying.add(worker)
         self._note_last_words(worker, process)
         self._tell(ProcessDying(worker, process.pid, how))
 
     def worker_exited(self, worker: WorkerId, process: Process, status: Exit, *, expected: bool) -> None:
-        """A process has ended; ``expected`` when it had been dismissed or stopped."""
+        """Report that a process has ended; ``expected`` if it had been dismissed or stopped."""
         foretold = worker in self._dying or bool(status.reason)
         self._dying.discard(worker)
-        # One that was stopped for another's failure may have failed before that.
+        # A process that was stopped because of another's failure may have failed before that.
         if status.returncode and (process.error_file or not expected):
             self._note_last_words(worker, process)
         self._tell(ProcessEnded(worker, process.pid, process.label, status.returncode, str(status), expected, foretold))
         self._book_worker(worker)
 
     def worker_not_started(self, worker: WorkerId) -> None:
-        """A process could not be started, or was there for a moment only."""
+        """Book the time of a process that could not be started, or ended at once."""
         self._book_worker(worker)
 
     def _book_worker(self, worker: WorkerId) -> None:
@@ -350,55 +351,55 @@ class Chronicle:
                 self._tell(WorkerTimeBooked(worker, booked.seconds, booked.wall_s))
 
     def _note_last_words(self, worker: WorkerId, process: Process) -> None:
-        # The first to fail is asked for. Hosts of always new names may fail as long as the job waits for slots.
+        # Only the first failure is needed. Hosts with ever new names may fail as long as the job waits for slots.
         if worker in self._last_words or len(self._last_words) < _MOST_LAST_WORDS:
             self._last_words[worker] = tuple(process.last_lines)
 
     def worker_stopped(self, worker: WorkerId, reason: str) -> None:
-        """A worker is being stopped."""
+        """Report that a worker is being stopped."""
         self._tell(WorkersStopped(((worker, reason),)))
 
     def workers_stopped(self, commands: Sequence[StopWorker]) -> None:
-        """Workers are being stopped, for one reason or several."""
+        """Report that workers are being stopped, for one or several reasons."""
         if commands:
             self._tell(WorkersStopped([(command.worker, command.reason) for command in commands]))
 
     def worker_hung(self, worker: WorkerId, reason: str) -> None:
-        """A worker is frozen or hangs, and is about to be killed."""
+        """Report that a worker is frozen or hangs, and is about to be killed."""
         self._tell(WorkerHung(worker, reason))
 
     def found(self, finding: Told | Sampled) -> None:
-        """Something was found of how the workers are: who may hang or is slow, whether the round goes on, a sample."""
+        """Report a finding on the workers' health: a suspected hang, a straggler, a stall of the round, or a sample."""
         if isinstance(finding, StallEnded) and not finding.resumed:
             self._stalled_s = finding.stood_s
         self._tell(finding)
 
     def worker_dismissed(self, worker: WorkerId, reason: str) -> None:
-        """A worker is told that it has no place any more."""
+        """Report that a worker is notified that it has no slot any more."""
         self._tell(WorkerDismissed(worker, reason))
 
     def notice(self, command: SetNotice) -> None:
-        """The members are told something."""
+        """Report a notice to the members of a round."""
         if command.kind is not NoticeKind.NONE:
             self._tell(NoticeGiven(command.round_id, command.kind, command.reason))
 
     def round_formed(self, command: PublishRound, pids: Mapping[WorkerId, int], since_s: float) -> None:
-        """A round begins.
+        """Report a new round.
 
         Args:
             command: the round.
-            pids: of its members.
-            since_s: seconds from the change (or the start) until now.
+            pids: process ids of its members.
+            since_s: seconds since the change (or the start).
         """
         self._last_words.clear()
         members = [Member(placed.slot.rank, placed.worker, pids.get(placed.worker)) for placed in command.placed]
         formed = _Round(command.round_id, len(members), command.cause, command.commits)
         if command.backend is None:
-            # Its members need not tell of anything: it is there when their processes are.
+            # Its members need not report anything: the round trains once their processes run.
             formed.took_s, formed.commits = since_s, None
             self._stalled_s = 0.0
         elif command.backend is Backend.HOROVOD:
-            formed.commits = None  # nor of commits
+            formed.commits = None  # they report no commits
         self._tell_of_backend(command)
         self._keep(formed)
         since_commit_s = command.lost_s
@@ -419,7 +420,7 @@ class Chronicle:
         )
 
     def _keep(self, formed: _Round) -> None:
-        """Keeps a round for the summary: the first ones, the last ones, and sums of those between."""
+        """Keep a round for the summary: the first ones, the last ones, and sums of those between."""
         self._present = formed
         if len(self._first) < _FIRST_ROUNDS:
             self._first.append(formed)
@@ -432,7 +433,7 @@ class Chronicle:
             self._unknown += dropped.took_s is None
 
     def round_resumed(self, command: ReportResumed) -> None:
-        """All members of the round train."""
+        """Report that all members of the round train."""
         self._has_trained = True
         commits: int | None = command.commits
         stalled_s, self._stalled_s = self._stalled_s, 0.0
@@ -443,11 +444,11 @@ class Chronicle:
         self._tell(RoundResumed(command.round_id, commits, took_s, stalled_s))
 
     def report(self, command: Report) -> None:
-        """The core has something to say."""
+        """Report a remark of the core."""
         self._tell(Remark(command.text, command.warning))
 
     def _tell_of_backend(self, command: PublishRound) -> None:
-        # One worker needs none, whatever it has.
+        # A single worker needs no backend, whichever it has.
         hosts = {placed.worker.hostname for placed in command.placed}
         several = len(command.placed if command.backend is Backend.TORCH else hosts) > 1
         said = _OF_BACKENDS.get(command.backend) if several else None
@@ -456,20 +457,20 @@ class Chronicle:
             self.remark(said)
 
     def remark(self, text: str) -> None:
-        """Something the user may want to know."""
+        """Report something that may interest the user."""
         self._tell(Remark(text, warning=False))
 
     def warning(self, text: str) -> None:
-        """Something the user should know."""
+        """Warn the user."""
         self._tell(Remark(text, warning=True))
 
     def on_disc(self, report: DiscReport) -> None:
-        """How far the commits in a folder are: for the summary, and a warning now and then while they do not get there.
+        """Note a folder's newest commit on disk, for the summary; warn at intervals while commits do not reach it.
 
-        What is wrong a worker says at once itself; a warning is for what stays wrong over several heartbeats.
+        A worker reports trouble at once itself; this warns of trouble that persists over several heartbeats.
         """
         folder = self._folders.pop(report.folder, None) or _Folder(report)
-        # Another worker has become the folder's writer, and has written nothing yet.
+        # Another worker may have become the folder's writer, and have written nothing yet.
         folder.report = replace(report, written=max(report.written, folder.report.written))
         folder.troubled = folder.troubled + 1 if report.trouble else 0
         self._folders[report.folder] = folder
@@ -480,36 +481,36 @@ class Chronicle:
             self.warning(f"commits are not reaching the disk: the newest is {folder}")
 
     def stood_still(self, stood_s: float, *, ended_s: float = 0.0, trained: bool = False) -> None:
-        """The driver was stopped, or starved, for so long. What changes cost is measured without that.
+        """Report that the driver was stopped, or starved. That time is not counted in the cost of changes.
 
         Args:
-            stood_s: seconds.
-            ended_s: how long ago it went on.
-            trained: whether the workers are known to have gone on meanwhile.
+            stood_s: for how long, seconds.
+            ended_s: how long ago it resumed, seconds.
+            trained: whether the workers are known to have trained meanwhile.
         """
         self._stood_still_s += stood_s
         self._tell(StoodStill(stood_s, ended_s, trained))
 
     def took_over(self, taken: TookOver) -> None:
-        """This driver has taken the job over from one that died."""
+        """Report that this driver has taken the job over from one that died."""
         self._tell(taken)
 
     def found_on_disc(self, where: str, newest: int, damaged: tuple[int, ...] = ()) -> None:
-        """What is in the driver's own folder, when nobody writes any more.
+        """Note the commits in the driver's own folder, once no process writes there any more.
 
         Args:
             where: the folder.
-            newest: the newest commit that can be gone on from; -1 for none.
-            damaged: newer ones that cannot.
+            newest: the newest commit from which training can resume; -1 for none.
+            damaged: newer ones, which are unusable.
         """
         if not self._folders and not self._has_trained:
-            return  # it may be one that could not be read
+            return  # the folder may be one that could not be read
         if not self._folders:
             self._folders[""] = _Folder(DiscReport("", where, newest, newest, "", drivers=True))
         for folder in self._folders.values():
             last = folder.report
             if last.drivers:
-                # What was written whole may have been damaged since.
+                # A complete commit may have been damaged since.
                 written = newest if last.written in damaged else max(last.written, newest)
                 trouble = f"commit {max(damaged)} is damaged" if damaged else last.trouble
                 folder.report = replace(
@@ -526,7 +527,7 @@ class Chronicle:
         return [(booked.told(), False)] if booked is not None and booked.share else []
 
     def _disc_notes(self) -> list[tuple[str, bool]]:
-        """What the summary says of commits on disc, and which of it is a warning."""
+        """Return the summary's lines on commits on disk, each with whether it is a warning."""
         folders = sorted(self._folders.values(), key=lambda folder: -folder.report.written)
         notes = [(f"on disk: {folder}", bool(folder.report.trouble)) for folder in folders[:_NAMED_FOLDERS]]
         more = len(folders) - len(notes)
@@ -534,15 +535,15 @@ class Chronicle:
 
     @property
     def live(self) -> bool:
-        """Whether anybody sees the status."""
+        """Whether any listener shows the status."""
         return any(listener.live for listener in self._listeners)
 
     def status(self, text: str, figures: tuple[str, ...] = ()) -> None:
-        """The present, for the live line, and the figures behind it."""
+        """Report the present status, for the live line, and the figures behind it."""
         self._tell(Status(text, figures))
 
     def look(self, now: float) -> bool:
-        """To be called about each second. Returns whether a wait of the job is to be reported now."""
+        """Do periodic work; to be called about once a second. Returns whether to report a wait of the job now."""
         self._tell(MomentPassed())
         if self._book_from is None or now >= self._book_from:
             if self._book_from is not None:
@@ -552,12 +553,12 @@ class Chronicle:
         return since is not None and not self.live and now - since >= self._report_after_s
 
     def waits(self, now: float, reason: str, *, patience: float = 1.0) -> None:
-        """What the job waits for, or is about to end of; "" for nothing. A wait that goes on is reported at times.
+        """Note what the job waits for, or is about to end for; "" for nothing. A long wait is reported at intervals.
 
         Args:
             now: the present, seconds.
-            reason: tells one wait from the next.
-            patience: how much longer than others this one usually takes.
+            reason: identifies the wait.
+            patience: how many times longer than others this wait usually takes.
         """
         if reason != self._waits_for:
             self._waits_for = reason
@@ -565,32 +566,32 @@ class Chronicle:
             self._wait_step_s = self._report_after_s = patience * _WAIT_S
 
     def still_waiting(self, text: str, now: float) -> None:
-        """Tells of a wait, and when to tell of it next."""
+        """Report a wait, and schedule the next report."""
         waited_s = 0.0 if self._waiting_since is None else now - self._waiting_since
         self._wait_step_s = min(2 * self._wait_step_s, _LONGEST_WAIT_S)
         self._report_after_s = waited_s + self._wait_step_s
         self._tell(Remark(f"for {waited_s:.0f} s now: {text}", warning=waited_s >= _WORRY_S))
 
     def first_failure(self, failure: Failure) -> None:
-        """What the first worker that failed said last: the message that ends the job follows."""
+        """Report the last output of the worker that failed first; the message that ends the job follows."""
         lines = self._last_words.get(failure.worker, ())
         alike = [worker for worker, words in self._last_words.items() if words == lines and worker != failure.worker]
         self._tell(FirstFailure(failure.worker, failure.rank, failure.how, lines, alike))
 
     def internal_error(self, error: BaseException, history: Sequence[tuple[float, Event]]) -> None:
-        """A bug: everything a report needs."""
+        """Report a bug of the driver, with all that a bug report needs."""
         text = "".join(traceback.format_exception(error)).rstrip()
         began = history[0][0] if history else 0.0
         self._tell(InternalError(text, [f"{at - began:10.3f} {event!r}" for at, event in history]))
 
     def ended(self, exit_code: int, message: str) -> None:
-        """The job is over and nothing of it runs."""
+        """Report that the job has ended, and nothing of it runs any more."""
         with self._instant:
             self._book()
             self._tell(JobEnded(exit_code, message, self._summary()))
 
     def _summaries(self) -> tuple[list[RoundSummary], list[RoundSummary]]:
-        """The first rounds, and the last ones."""
+        """Return the first rounds, and the last ones."""
         first, last = (
             [
                 RoundSummary(formed.round_id, formed.size, formed.cause, formed.took_s, formed.commits)

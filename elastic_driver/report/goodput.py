@@ -1,12 +1,12 @@
-"""Goodput: what the seconds of a job, and of each of its workers, went into.
+"""Goodput: accounts for the seconds of a job, and of each of its workers, by category.
 
-Owns the book, and what is known that it is kept from. Each stretch of time has a beginning and an end of which the
-chronicle tells, and one category; nothing is what is left over of something else. A stretch of which nobody has said
-anything is ``unexplained``, and is measured as such. Knows no file and no wording; how long ago the last commit was,
-when a round broke, its workers say.
+Owns the books, and the state from which they are kept. Each stretch of time has a beginning and an end, both reported
+by the chronicle, and one category; none is computed as the remainder of others. A stretch with no known cause is
+``unexplained``, and is measured as such. Does no I/O and words nothing but its one-line summary; the time since the
+last commit, when a round breaks, comes from its workers.
 
-``scripts/goodput`` keeps the same book from the event log, and shares nothing with this module, so that each of them
-can be checked against the other. docs/reference/goodput.md defines the categories.
+``scripts/goodput`` computes the same book from the event log, and shares no code with this module, so that each can
+be checked against the other. docs/reference/goodput.md explains the categories.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from elastic_driver.report.happenings import (
 )
 from elastic_driver.words import OnChange
 
-# Stretches of a book that can still turn out to be something else than they seemed: what is lost of the training is
-# known when the next round is formed, and that the driver stood still when it goes on.
+# Stretches of a book whose category can still change: the loss of training is known when the next round is formed, and
+# a standstill of the driver when it ends.
 _RECENT = 32
 
 
 class Category(StrEnum):
-    """What time goes into. The words stand in the event log and in ``elasticrun status --json``."""
+    """The categories of time. The words are used in the event log and in ``elasticrun status --json``."""
 
     START = "start"
     TRAINING = "training"
@@ -67,13 +67,12 @@ _RECOMPUTED = Category.RECOMPUTED.value
 
 @dataclass(frozen=True, slots=True)
 class BookKept:
-    """A book as the journal has it. Times are seconds since the job began.
+    """A book in the form kept in the journal. Times are seconds since the job began.
 
-    Attributes:
-        category: what time goes into.
-        since: from when on.
-        sums: what is certain, seconds by category.
-        recent: stretches that may still turn out to be something else: category, beginning, end.
+    category: the present category.
+    since: the time since which it has been the present one.
+    sums: final amounts, seconds by category.
+    recent: stretches whose category may still change: category, beginning, end.
     """
 
     category: Category
@@ -83,11 +82,11 @@ class BookKept:
 
 
 class Book:
-    """Time of one thing by category, from ``began`` on. Times are seconds of one clock, and never go back.
+    """Accounts for the time of one job or worker, by category. Times are seconds of one clock, and never decrease.
 
     Args:
-        category: what it goes into first.
-        began: when.
+        category: the first category.
+        began: when the account begins.
     """
 
     __slots__ = ("_recent", "_sums", "category", "since")
@@ -99,20 +98,20 @@ class Book:
         self._recent: deque[tuple[Category, float, float]] = deque()
 
     def kept(self, began: float) -> BookKept:
-        """For the journal of a job that began then."""
+        """Return the book for the journal of a job that began at this time."""
         recent = tuple((each, since - began, until - began) for each, since, until in self._recent)
         return BookKept(self.category, self.since - began, dict(self._sums), recent)
 
     @classmethod
     def of(cls, kept: BookKept, began: float) -> Book:
-        """The inverse of :meth:`kept`, on a clock on which the job began then."""
+        """Restore a book from :meth:`kept`, on a clock on which the job began at this time."""
         book = cls(kept.category, kept.since + began)
         book._sums = dict(kept.sums)
         book._recent = deque((each, since + began, until + began) for each, since, until in kept.recent)
         return book
 
     def turn(self, category: Category, now: float) -> None:
-        """From now on time goes into this."""
+        """Book time under this category from now on."""
         if category is not self.category:
             self._close(now)
             self.category = category
@@ -125,9 +124,7 @@ class Book:
         self.since = now
 
     def _fold(self) -> None:
-        """Makes the oldest stretch a part of the sums. The last training stays: a long wait may come before its loss is
-        known.
-        """
+        """Fold the oldest stretch into the sums. The last training stays: its loss may become known much later."""
         index = 0
         if self._recent[0][0] is Category.TRAINING:
             index = 1 if sum(stretch[0] is Category.TRAINING for stretch in self._recent) == 1 else 0
@@ -136,7 +133,7 @@ class Book:
         self._sums[old] = self._sums.get(old, 0.0) + ended - began
 
     def rewrite(self, began: float, ended: float, into: Category, *, only: Category | None = None) -> None:
-        """What lies between these times was something else after all; ``only`` what was taken for that."""
+        """Rebook the time between these points under another category; with ``only``, just time of that one."""
         self._close(ended if ended > self.since else self.since)
         was, self._recent = self._recent, deque()
         for old, since, until in was:
@@ -149,21 +146,21 @@ class Book:
                     self._recent.append((each, start, stop))
 
     def rewrite_all(self, old: Category, into: Category, now: float) -> None:
-        """All time of one category was another after all."""
+        """Rebook all time of one category under another."""
         self._close(now)
         self._recent = deque((into if each is old else each, began, ended) for each, began, ended in self._recent)
         if old in self._sums:
             self._sums[into] = self._sums.get(into, 0.0) + self._sums.pop(old)
 
     def within(self, category: Category, began: float, ended: float) -> float:
-        """How much of the time between these went into this, as far as that is not summed up yet."""
+        """Return how much of the time between these points was booked under a category, as far as not folded yet."""
         stretches = [*self._recent, (self.category, self.since, max(ended, self.since))]
         return sum(
             max(0.0, min(until, ended) - max(since, began)) for each, since, until in stretches if each is category
         )
 
     def seconds(self, now: float) -> dict[str, float]:
-        """What went into each category until now; none that nothing went into."""
+        """Return the seconds of each category until now; categories without any are omitted."""
         sums = dict(self._sums)
         for category, began, ended in self._recent:
             sums[category] = sums.get(category, 0.0) + ended - began
@@ -174,12 +171,12 @@ class Book:
 
 @dataclass(frozen=True, slots=True)
 class Booked:
-    """What a time went into.
+    """An amount of time by category.
 
     Attributes:
-        seconds: by category, all that apply; one of which nobody can know how much it was is not among them.
-        wall_s: the whole.
-        resets: how often the training was broken off for another round.
+        seconds: by category, all that apply; a category whose amount cannot be known is omitted.
+        wall_s: the total, seconds.
+        resets: how often training was interrupted for another round.
     """
 
     seconds: Mapping[str, float]
@@ -188,11 +185,11 @@ class Booked:
 
     @property
     def share(self) -> float:
-        """Of the training in the whole; 0 before there is any time."""
+        """The share of training in the total; 0 before there is any time."""
         return self.seconds[Category.TRAINING] / self.wall_s if self.wall_s > 0 else 0.0
 
     def told(self) -> str:
-        """In words: "goodput 97.3 %: training 1,234 s, reset 12.1 s (3), start 14.0 s, unexplained 0.2 s"."""
+        """Word it: "goodput 97.3 %: training 1,234 s, reset 12.1 s (3), start 14.0 s, unexplained 0.2 s"."""
         first = (Category.TRAINING, Category.RESET, Category.STALLED, Category.RECOMPUTED)
         order = [*first, *(each for each in Category if each not in first)]
         parts = []
@@ -208,18 +205,18 @@ class Booked:
 
 @dataclass(frozen=True, slots=True)
 class GoodputKept:
-    """The job's book as the journal has it, for a driver that takes the job over. Times as in BookKept.
+    """The job's book in the form kept in the journal, for a driver that takes the job over. Times as in BookKept.
 
-    Those of its workers are not kept: they are as many as there are workers.
+    The workers' books are not kept: there are as many as workers.
 
     Attributes:
-        age_s: how old the job was when this was written.
+        age_s: the job's age when this was written, seconds.
         job: its book.
         has_trained: whether it had trained by then.
         trained_until: when the last training ended; None before there was any.
-        lost_unknown: whether it may have lost what nobody knows of.
+        lost_unknown: whether it may have lost an unknown amount of training.
         resets: see Booked.
-        doing, on_change: of its standing then, as far as that had been told.
+        doing, on_change: parts of its standing then, as far as reported.
     """
 
     age_s: float
@@ -233,18 +230,18 @@ class GoodputKept:
 
     @classmethod
     def of_new(cls) -> Self:
-        """Of a job at its beginning."""
+        """Return the book of a job at its beginning."""
         return cls(0.0, Book(Category.START, 0.0).kept(0.0), False, None, False, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """A step of a driver that has died, which its book may not have.
+    """A step of a driver that has died, possibly not yet in its book.
 
     Attributes:
-        at: when it was made, the job's time.
-        standing: where the job stood then.
-        rounds: that it has formed, each by ``since_commit_s`` (RoundFormed).
+        at: when the step was made, in the job's time.
+        standing: the job's standing after it.
+        rounds: the rounds that it has formed, each as its ``since_commit_s`` (RoundFormed).
     """
 
     at: float
@@ -253,17 +250,17 @@ class Turned:
 
     @classmethod
     def by(cls, at: float, state: State, commands: Iterable[Command]) -> Self:
-        """By the step that comes to this state, with these commands."""
+        """Make one from a step's new state and its commands."""
         rounds = tuple(command.lost_s for command in commands if isinstance(command, PublishRound))
         return cls(at, standing_of(state), rounds)
 
     def follows(self, before: Turned | None) -> bool:
-        """Whether the job has turned by it at all, after that one: to where it stands now, or to another round."""
+        """Return whether this step, after the given one, changed the job's standing or formed a round."""
         return before is None or bool(self.rounds) or self.standing != before.standing
 
 
 class _Place(StrEnum):
-    """Where a worker stands, for its own book."""
+    """A worker's situation, for its own book."""
 
     BOOTING = "booting"
     READY = "ready"
@@ -283,10 +280,10 @@ class Goodput:
     """Keeps the books of a job and of its living workers. A Listener.
 
     Args:
-        clock: the time at which each happening is heard, and the present between two of them.
+        clock: returns the time of the present happening, or the present time between two of them.
 
     Attributes:
-        turns: how often the job has come to stand elsewhere, or to another round.
+        turns: how often the job's standing has changed, or a round was formed.
     """
 
     live = False
@@ -300,23 +297,24 @@ class Goodput:
         self._on_change: OnChange | None = None
         self._has_trained = False
         self._trained_until: float | None = None
-        self._changed_at = 0.0  # when it last came to do something else, or to another round
+        self._changed_at = 0.0  # when its standing last changed, or a round was formed
         self._is_stalled = False
         self._lost_unknown = False
         self._resets = 0
         self.turns = 0
 
-    # --- what is asked ---------------------------------------------------------------------------------------------
+    # --- queries
+    # -------------------------------------------------------------------------------------------------------
 
     def job(self) -> Booked | None:
-        """What the job's time went into so far; None before it has begun."""
+        """Return the job's time so far; None before it has begun."""
         if self._job is None or self._began is None:
             return None
         now = self._clock()
         return Booked(self._filled(self._job.seconds(now), _ZEROS_OF_JOB), now - self._began, self._resets)
 
     def kept(self) -> GoodputKept | None:
-        """For the journal; None before the job has begun."""
+        """Return the state to keep in the journal; None before the job has begun."""
         if self._job is None or self._began is None:
             return None
         began = self._began
@@ -334,15 +332,15 @@ class Goodput:
         )
 
     def go_on(self, kept: GoodputKept, ago_s: float, since: Sequence[tuple[float, Turned]] = ()) -> None:
-        """Takes the book of a driver that has died. To be called before all else.
+        """Continue the book of a driver that has died. Must be called before all other methods.
 
-        What the job did at its last step it is taken to have done until the next happening says something else: its
-        workers need no driver to train.
+        Until the next happening the job is assumed to do what it did at its last step: its workers need no driver to
+        train.
 
         Args:
             kept: the book.
-            ago_s: how long ago it was kept, seconds.
-            since: the driver's steps that it does not have, each with when that was, seconds after it was kept.
+            ago_s: how long ago the book was kept, seconds.
+            since: the driver's steps that are not in the book, each with its time, seconds after the book was kept.
         """
         began = self._clock() - ago_s - kept.age_s
         self._began, self._job = began, Book.of(kept.job, began)
@@ -357,7 +355,7 @@ class Goodput:
                 self._take_standing(doing, on_change, at)
 
     def worker(self, worker: WorkerId) -> Booked | None:
-        """What a living worker's time went into so far; None when it is not known."""
+        """Return a living worker's time so far; None if the worker is unknown."""
         one = self._workers.get(worker)
         if one is None:
             return None
@@ -365,36 +363,37 @@ class Goodput:
         return Booked(self._filled(one.book.seconds(now), _ZEROS), now - one.began)
 
     def take_out(self, worker: WorkerId) -> Booked | None:
-        """The last of a worker that has ended, which is forgotten; None when it is not known."""
+        """Return the final time of a worker that has ended, and forget it; None if the worker is unknown."""
         booked = self.worker(worker)
         self._workers.pop(worker, None)
         return booked
 
     def trained_s(self, within_s: float) -> float:
-        """How much of the last seconds of the round that is over was training."""
+        """Return how much of the last seconds of the round that has ended was training."""
         until = self._over_at(self._clock())
         return (
             0.0 if self._job is None or until is None else self._job.within(Category.TRAINING, until - within_s, until)
         )
 
     def _over_at(self, now: float) -> float | None:
-        """When the last training ended; None before there was any."""
-        # A loss and the round after it are one step: the round is heard first.
+        """Return when the last training ended; None before there was any."""
+        # A loss and the round after it come from one step: the round is reported first.
         return now if self._doing is Doing.TRAINING else self._trained_until
 
     def _filled(self, sums: Mapping[str, float], zeros: Mapping[str, float]) -> dict[str, float]:
         filled = dict(zeros)
         filled.update(sums)
-        # Who tells of no commits loses some of its training at a failure, and nobody knows how much.
+        # A worker that reports no commits loses an unknown part of its training at a failure.
         unknown = self._lost_unknown or (self._on_change is not None and not self._on_change.has_commits)
         if unknown and filled[_RECOMPUTED] < 1e-6:
             del filled[_RECOMPUTED]
         return filled
 
-    # --- what is heard ---------------------------------------------------------------------------------------------
+    # --- happenings
+    # ----------------------------------------------------------------------------------------------------
 
     def hear(self, happening: Happening) -> None:
-        """See Listener."""
+        """Book the time of a happening (Listener)."""
         match happening:
             case JobStarted():
                 if self._job is None:
@@ -440,7 +439,7 @@ class Goodput:
         return [*filter(None, (self._job,)), *(one.book for one in self._workers.values())]
 
     def _take_stall(self, stood_s: float) -> None:
-        """Nobody has gone on for so long, and nobody does until more is heard."""
+        """Book a stall: no worker has made progress for this long, nor will until the next happening."""
         if self._doing is not Doing.TRAINING:
             return
         now, self._is_stalled = self._clock(), True
@@ -455,7 +454,7 @@ class Goodput:
         self.turns += 1
         self._changed_at, self._is_stalled = now, False
         if self._on_change is not None and self._on_change.restarts and on_change.asks_for_rounds:
-            # Its workers have called init(): what they did until then was to start.
+            # Its workers have called init(): everything until then was start.
             self._has_trained = False
             for book in self._books():
                 for category in (Category.TRAINING, Category.RECOMPUTED, Category.RESET, Category.STALLED):
@@ -480,18 +479,19 @@ class Goodput:
             if worker in members:
                 one.place = _Place.MEMBER
             elif one.place is _Place.MEMBER:
-                one.place = _Place.READY  # it waits, for a member to be lost
+                one.place = _Place.READY  # it waits, in case a member is lost
         if self._job is not None:
             self._take_back(self._job, since_commit_s or 0.0)
         self._turn_all(now)
 
     def _take_back(self, book: Book, within_s: float) -> None:
-        """What was trained in the last seconds of the round is to be done again."""
+        """Rebook the training in the last seconds of the round as recomputed."""
         until = self._trained_until
         if until is not None and within_s > 0:
             book.rewrite(until - within_s, until, Category.RECOMPUTED, only=Category.TRAINING)
 
-    # --- which category --------------------------------------------------------------------------------------------
+    # --- the choice of a category
+    # --------------------------------------------------------------------------------------
 
     def _of_job(self) -> Category:
         match self._doing:
@@ -515,7 +515,7 @@ class Goodput:
             return Category.JOINER_BOOT
         if runs and one.place is _Place.READY and has_rounds:
             return Category.IDLE
-        # Who is still at work when another has finished, works.
+        # A worker that is still running after another has finished is training.
         return Category.TRAINING if self._doing is Doing.FINISHING else self._of_job()
 
     def _turn_all(self, now: float) -> None:

@@ -1,7 +1,7 @@
-"""The user's lines: what happens to the job, in words, for the console.
+"""Words what happens to the job as lines for the user, for the console.
 
-Owns the wording, and the line of a round that is told when its workers have resumed. Knows nothing of streams, colours
-and levels: those are the console's.
+Owns the wording, and the line of a round, which is delayed until its workers have resumed. Streams, colours and levels
+belong to the console.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ from elastic_driver.words import counted
 
 @dataclass(frozen=True, slots=True)
 class _PendingRound:
-    """A round whose line waits for its workers to resume."""
+    """A round whose line is delayed until its workers resume."""
 
     round_id: int
     line: str
 
 
 class Narrator:
-    """Tells a console what happens. See Listener.
+    """A listener that writes to a console what happens.
 
     Args:
         console: the only writer of the terminal.
@@ -82,24 +82,24 @@ class Narrator:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._pending_round: _PendingRound | None = None
-        # Workers that ended so, with the same error as a rank, and are still to be told of, in one line.
+        # Workers that ended with the same error as a rank and are not yet reported; they share one line.
         self._alike: dict[tuple[str, str, bool], list[ProcessEnded]] = {}
 
     @property
     def live(self) -> bool:
-        """See Listener."""
+        """Whether the console shows a live status (Listener)."""
         return self._console.live
 
     def hear(self, happening: Happening) -> None:
-        """See Listener."""
+        """Write the lines for a happening (Listener)."""
         console = self._console
         if not isinstance(happening, ProcessEnded | Status):
             self._tell_of_alike()
         match happening:
             case DiscoveryRan() | DiscReported() | LogCut():
-                pass  # the chronicle warns of what is wrong
+                pass  # the chronicle warns of problems
             case Sampled():
-                pass  # the status line has the present
+                pass  # the status line shows the present
             case MomentPassed():
                 console.look()
             case Status(text, figures):
@@ -168,7 +168,7 @@ class Narrator:
             case TookOver():
                 console.line(wording.of_takeover(happening))
             case Stalled():
-                pass  # a wait like others: the chronicle reports it when it takes long
+                pass  # a wait like others: the chronicle reports it if it takes long
             case StallEnded(stood_s, waits_for, resumed):
                 if resumed:
                     console.line(wording.of_stall(stood_s, waits_for) + "; it continues")
@@ -245,13 +245,13 @@ class Narrator:
         self._console.line(line)
 
     def _tell_pending_round(self, *, broken: bool) -> None:
-        """A round that never had all its members training is told without its time."""
+        """Write the delayed line of a round whose members did not all resume, without a time."""
         pending, self._pending_round = self._pending_round, None
         if pending is not None:
             self._console.line(pending.line + ("; it ended before all its workers had resumed" if broken else ""))
 
     def _tell_first_failure(self, failure: FirstFailure) -> None:
-        # What can still be seen is not printed again.
+        # Lines still visible are not printed again.
         if not failure.last_lines or self._console.shows(failure.last_lines):
             return
         also = f", and of {names(list(failure.alike))}" if failure.alike else ""
@@ -261,7 +261,7 @@ class Narrator:
 
 
 def _said_of_check(checked: NetworkChecked) -> str:
-    """What it has found, for people."""
+    """Return the check's result as a sentence."""
     hosts = [*checked.admitted, *checked.barred]
     text = (
         f"the network of host{'s' if len(hosts) > 1 else ''} {', '.join(hosts)} was checked in {checked.took_s:.1f} s"
@@ -277,5 +277,5 @@ def _said_of_check(checked: NetworkChecked) -> str:
 
 
 def _process(pid: int) -> str:
-    """Which one it was, where that is known."""
+    """Return a mention of the process id, if it is known."""
     return f" (pid {pid})" if pid else ""

@@ -1,8 +1,8 @@
-"""What has happened to a job so far, counted: the part of its metrics that no look at its present state could give.
+"""Counts what has happened to a job: the part of its metrics that its present state does not show.
 
-Owns the counts and the few words that they are told apart by: what a user's script, a host or a program has written
-never becomes one, so that their number is known beforehand. Knows nothing of the form that scrapers want
-(:mod:`elastic_driver.report.metrics`). Durations are seconds.
+Owns the counts and the few labels that distinguish them: text from a user's script, a host or a program never becomes
+a label, so that their number is bounded. Does not know the format of scrapers (:mod:`elastic_driver.report.metrics`).
+Durations are seconds.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ ROUND_CAUSES = (
     "other",
 )
 FAILURE_CAUSES = ("exit_code", "signal", "hung", "host_lost")
-# Folders that are kept track of, as in the chronicle: new hosts may bring new ones for ever.
+# Folders that are tracked, as in the chronicle: new hosts may add new folders without end.
 _MOST_FOLDERS = 64
 
-# The first that fits is the cause of a round that has several: what is worse stands before what was planned.
+# The first match is the label of a round with several causes: failures are listed before planned changes.
 _IN_WORDS = (
     ("start", re.compile(r"start(;|$)")),
     ("worker_hung", re.compile(r".*\bworker \S+ hung\b", re.DOTALL)),
@@ -77,7 +77,7 @@ _SLOTS = re.compile(r"host \S+: (\d+) -> (\d+) slots?\b")
 
 
 def cause_label(cause: str) -> str:
-    """The one of :data:`ROUND_CAUSES` that comes closest to a round's cause in words."""
+    """Return the one of :data:`ROUND_CAUSES` that fits a round's cause, a text, best."""
     found = next((label for label, pattern in _IN_WORDS if pattern.match(cause)), "")
     changes = [(int(old), int(new)) for old, new in _SLOTS.findall(cause)]
     if changes and found in ("", "hosts_added", "unchanged"):
@@ -89,7 +89,7 @@ def cause_label(cause: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DurationsKept:
-    """A histogram as the journal has it: how many were in each bucket, and their sum, seconds."""
+    """A histogram in the form kept in the journal: the number in each bucket, and the sum, seconds."""
 
     counts: tuple[Count, ...]
     sum_s: Seconds
@@ -97,7 +97,7 @@ class DurationsKept:
 
 @dataclass(frozen=True, slots=True)
 class TallyKept:
-    """What was counted, as the journal has it, for a driver that takes the job over. See Tally."""
+    """The counts in the form kept in the journal, for a driver that takes the job over. See Tally."""
 
     rounds: dict[str, Count]
     stalls: DurationsKept
@@ -116,10 +116,10 @@ class TallyKept:
 
 
 class Histogram:
-    """Durations, counted by length.
+    """Counts durations by length.
 
     Args:
-        bounds: the longest of each bucket, ascending; what is longer still is counted, too.
+        bounds: upper bound of each bucket, ascending; longer durations are counted, too.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -128,26 +128,26 @@ class Histogram:
         self.sum_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Counts one."""
+        """Count a duration."""
         self._counts[bisect.bisect_left(self.bounds, seconds)] += 1
         self.sum_s += seconds
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """The number of durations."""
         return sum(self._counts)
 
     def kept(self) -> DurationsKept:
-        """For the journal."""
+        """Return the state to keep in the journal."""
         return DurationsKept(tuple(self._counts), self.sum_s)
 
     def go_on(self, kept: DurationsKept) -> None:
-        """Goes on counting from there. Those of a version with other buckets are not taken."""
+        """Continue counting from there. A state of a version with other buckets is ignored."""
         if len(kept.counts) == len(self._counts):
             self._counts, self.sum_s = list(kept.counts), kept.sum_s
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """How many were that long or shorter, for each bound; and for infinity, all."""
+        """Return for each bound, and for infinity, how many durations were at most that long."""
         total, found = 0, []
         for bound, count in zip((*self.bounds, float("inf")), self._counts, strict=True):
             total += count
@@ -156,27 +156,27 @@ class Histogram:
 
 
 class Tally:
-    """Counts what happens. See Listener.
+    """Counts what happens. A Listener.
 
     Attributes:
         job_id: the job; "" before it has begun.
         rounds: formed so far, by cause.
-        stalls: changes that are over, from the change until all members trained again.
-        stall_s: what these took in all.
-        lost_s: training that losses have taken back, as far as that is told; None while nobody has told.
-        starts: of workers' processes.
-        restarts: of these, in a place that was some other process's before.
+        stalls: completed changes, from the change until all members trained again.
+        stall_s: the total of these, seconds.
+        lost_s: training lost by failures, as far as reported; None until it is reported.
+        starts: processes of workers started.
+        restarts: those of them in a slot that another process had before.
         failures: of workers, by cause.
-        hosts_lost: with all that ran there.
-        hosts_unready: times that a host could not be had.
+        hosts_lost: hosts lost with all their workers.
+        hosts_unready: times that a host could not be used.
         notices: to the members of a round, by kind.
-        warnings: told to the user.
+        warnings: to the user.
         takeovers: drivers that have taken the job over from one that died.
-        driverless_s: how long there was none, in all.
-        discovery: runs of it that answered or failed.
-        discovery_failures: of these, those that failed.
-        durable: newest commits on disc, by folder: those that are there, and those of the state.
-        troubled: folders where the newest commits do not get.
+        driverless_s: total time without a driver.
+        discovery: runs of discovery, successful or not.
+        discovery_failures: the failed ones of these.
+        durable: by folder, the newest commit on disk, and the newest of the state.
+        troubled: folders that the newest commits do not reach.
     """
 
     live = False
@@ -198,15 +198,15 @@ class Tally:
         self.durable: dict[str, tuple[int, int]] = {}
         self.troubled: set[str] = set()
         self._hung: set[WorkerId] = set()
-        self._present: tuple[int, bool] = (0, False)  # the round, and whether it has followed another
+        self._present: tuple[int, bool] = (0, False)  # the round, and whether it followed another
 
     @property
     def stall_s(self) -> float:
-        """See above."""
+        """The total of ``stalls``, seconds."""
         return self.stalls.sum_s
 
     def hear(self, happening: Happening) -> None:
-        """See Listener."""
+        """Count a happening (Listener)."""
         match happening:
             case JobStarted(_, job_id):
                 self.job_id = job_id
@@ -243,7 +243,7 @@ class Tally:
                 pass
 
     def kept(self) -> TallyKept:
-        """For the journal."""
+        """Return the state to keep in the journal."""
         return TallyKept(
             dict(self.rounds),
             self.stalls.kept(),
@@ -262,7 +262,7 @@ class Tally:
         )
 
     def go_on(self, kept: TallyKept) -> None:
-        """Goes on counting from what a driver that has died had counted. To be called before all else."""
+        """Continue counting from the counts of a driver that has died. Must be called before all other methods."""
         for name in (
             *("lost_s", "starts", "restarts", "hosts_lost", "hosts_unready", "warnings"),
             *("takeovers", "driverless_s", "discovery_failures"),
@@ -276,7 +276,7 @@ class Tally:
         self.rounds[cause_label(formed.cause)] += 1
         follows = formed.old_size > 0
         self._present = formed.round_id, follows
-        if formed.backend is None and follows:  # nobody will tell that its members train
+        if formed.backend is None and follows:  # its members will not report that they train
             self.stalls.add(formed.formed_in_s)
             self._present = formed.round_id, False
         lost_s = getattr(formed, "lost_s", None)

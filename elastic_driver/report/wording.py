@@ -1,6 +1,6 @@
-"""Sentences that the terminal and the page have in common: of workers that seem to hang or are slow, of a takeover.
+"""Sentences shared by the terminal and the page: on workers that may hang or are slow, and on takeovers.
 
-Pure. Knows neither of them.
+Pure. Does not depend on either of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAMED = 6
 
 
 def of_takeover(taken: TookOver) -> str:
-    """For how long there was no driver, and what became of the workers."""
+    """Word how long there was no driver, and the state of the workers."""
     if not taken.workers:
         left = "no worker is running"  # all have ended, or none has been started yet
     else:
@@ -43,7 +43,7 @@ def of_takeover(taken: TookOver) -> str:
 
 
 def of_stall(stood_s: float, waits_for: Sequence[WorkerId]) -> str:
-    """For how long nobody has gone on, and whom they wait for."""
+    """Word how long no worker has made progress, and which ones they wait for."""
     named = ", ".join(map(str, waits_for[:_NAMED]))
     more = f" and {len(waits_for) - _NAMED} more" if len(waits_for) > _NAMED else ""
     who = f", waiting for worker{'s' if len(waits_for) > 1 else ''} {named}{more}" if waits_for else ""
@@ -51,7 +51,7 @@ def of_stall(stood_s: float, waits_for: Sequence[WorkerId]) -> str:
 
 
 def of_suspicion(suspected: WorkerSuspected) -> str:
-    """Who may hang, why, and what comes of it."""
+    """Word which worker may hang, why, and the consequence."""
     others = f" (and {suspected.more} others like it)" if suspected.more else ""
     then = _NOT_ENDED.get(suspected.kind, "no worker is killed for this (--hang-action warn)")
     if suspected.spared:
@@ -68,18 +68,18 @@ def of_suspicion(suspected: WorkerSuspected) -> str:
 
 
 def of_cleared(cleared: WorkerCleared) -> str:
-    """Who does not hang."""
+    """Word which worker is no longer suspected."""
     who = _named(cleared.worker, cleared.rank)
     return f"{who} is no longer suspected of hanging: {cleared.why}; it made no progress for {cleared.took_s:.1f} s"
 
 
 def of_spared(spared: Spared) -> str:
-    """Who hangs, and is not ended."""
+    """Word which worker hangs, and is not killed."""
     return f"worker {spared.worker} hangs ({spared.why}) but is not killed: {spared.reason}"
 
 
 def of_straggler(found: StragglerFound) -> str:
-    """Who is slow, and by how much."""
+    """Word which worker is slow, and by how much."""
     slower = 1.0 / found.against_others
     past = 1.0 / found.against_past
     usual = f", and {past:.2g} times its own best" if past >= 1.1 else ", as it has always been"
@@ -90,12 +90,12 @@ def of_straggler(found: StragglerFound) -> str:
 
 
 def of_straggler_gone(gone: StragglerGone) -> str:
-    """Who is slow no more."""
+    """Word which worker is no longer slow."""
     return f"{_named(gone.worker, gone.rank)} was slower than the others for {gone.took_s:.0f} s: {gone.why}"
 
 
 def of_not_drained(kept: NotDrained) -> str:
-    """Who is slow, and is not drained."""
+    """Word which worker is slow, and is not drained."""
     return f"worker {kept.worker} is slow but is not drained: {kept.why}"
 
 
