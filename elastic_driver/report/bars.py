@@ -1,7 +1,7 @@
 """The progress bars of a job's workers, as rows of a terminal.
 
-Owns the newest one of each stream of each worker, of which the one that was drawn last is shown. Pure; knows no
-terminal. Where not all find room, those of the lowest ranks are shown, and how many more there are.
+Owns the newest bar of each stream of each worker; of a worker's bars the one drawn last is shown. Pure; does not access
+a terminal. If there is not enough room, those of the lowest ranks are shown, and the number of the others.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from elastic_driver.words import MOST_BARS, Bar
 
 _COLOUR = re.compile("(\x1b\\[[0-9;:]*m)")
 _CUT = "…"
-# Below that, the status line and a bar are more than the terminal shows of what is above them.
+# On a smaller terminal, the status line and a bar would take more rows than the output above them.
 _FEWEST_LINES = 3
 
 
 class DrawnBars:
-    """See above.
+    """The progress bars to draw.
 
     Args:
-        in_colour: whether the bars' own colours are shown.
+        in_colour: whether to show the bars' own colours.
 
     Attributes:
-        version: another one whenever what is shown may be.
+        version: changes whenever the rows may have changed.
     """
 
     def __init__(self, in_colour: bool) -> None:  # noqa: FBT001 - says it all
         self._in_colour = in_colour
-        self._bars: dict[WorkerId, dict[str, Bar]] = {}  # by stream; the one that was drawn last is the last
-        self._order: list[WorkerId] | None = None  # by rank; None where it has to be found anew
-        self._seen: set[WorkerId] = set()  # whose rows were asked for last
-        self._rows: list[tuple[str, int]] = []  # these, as of _rows_of
+        self._bars: dict[WorkerId, dict[str, Bar]] = {}  # by stream; the one drawn last is the last
+        self._order: list[WorkerId] | None = None  # by rank; None if it has to be computed
+        self._seen: set[WorkerId] = set()  # workers in the last rows
+        self._rows: list[tuple[str, int]] = []  # the last rows, valid for _rows_of
         self._rows_of: tuple[int, int, int] | None = None  # version, width and lines
         self.version = 0
 
     def __bool__(self) -> bool:
-        """Whether anybody has one."""
+        """Return whether there is any bar."""
         return bool(self._bars)
 
     def set(self, worker: WorkerId, bar: Bar) -> None:
-        """This is the newest one of its stream."""
+        """Set the newest bar of its stream."""
         streams = self._bars.setdefault(worker, {})
         shown = _newest(streams)
         streams.pop(bar.stream, None)
@@ -55,7 +55,7 @@ class DrawnBars:
         self.version += 1
 
     def remove(self, worker: WorkerId, stream: Literal["stdout", "stderr"] | None = None) -> None:
-        """It has none any more, of this stream or at all."""
+        """Remove a worker's bar of this stream, or all of its bars."""
         streams = self._bars.get(worker)
         if streams is None or (stream is not None and streams.pop(stream, None) is None):
             return
@@ -65,17 +65,17 @@ class DrawnBars:
         self.version += 1
 
     def clear(self) -> None:
-        """Nobody has."""
+        """Remove all bars."""
         self._bars.clear()
         self._order = None
         self.version += 1
 
     def rows(self, *, width: int, lines: int) -> list[tuple[str, int]]:
-        """What stands on the terminal, row by row, each with the columns that it takes.
+        """Return the rows for the terminal, each with the number of columns that it takes.
 
         Args:
             width: the most columns that a row may take.
-            lines: of the terminal.
+            lines: the height of the terminal.
         """
         if self._rows_of != (self.version, width, lines):
             self._rows_of = self.version, width, lines
@@ -106,7 +106,7 @@ def _place(label: str) -> tuple[int, str]:
 
 
 def cells(text: str) -> int:
-    """How many columns a text without control characters takes."""
+    """Return how many columns a text without control characters takes."""
     return len(text) if text.isascii() else sum(map(_cells_of, text))
 
 
@@ -117,9 +117,9 @@ def _cells_of(character: str) -> int:
 
 
 def fitted(text: str, width: int, *, in_colour: bool) -> tuple[str, int]:
-    """A line of output, cut where it is too wide, and the columns that it takes. It steers nothing but colours."""
+    """Return a line of output, cut to the width, and its columns. Of control sequences only colours are kept."""
     parts, used, has_colour = [], 0, False
-    spare = width  # how much may stand there that takes no column: colours, accents
+    spare = width  # limit of parts that take no column: colours, accents
     for index, part in enumerate(_COLOUR.split(text)):
         if index % 2:
             if in_colour and spare:
@@ -136,7 +136,7 @@ def fitted(text: str, width: int, *, in_colour: bool) -> tuple[str, int]:
                     continue
                 spare -= 1
             if used + size > width:
-                # The cut takes the place of the last character, which may be a wide one.
+                # The ellipsis replaces the last character, which may be a wide one.
                 while parts and used + 1 > width:
                     last = parts.pop()
                     if last.startswith("\x1b"):

@@ -539,7 +539,7 @@ class Chronicle:
         return any(listener.live for listener in self._listeners)
 
     def status(self, text: str, figures: tuple[str, ...] = ()) -> None:
-        """Report the present status, for the live line, and the figures behind it."""
+        """Report the present status, for the live line, and its figures."""
         self._tell(Status(text, figures))
 
     def look(self, now: float) -> bool:

@@ -1,14 +1,14 @@
-"""What the user sees: the driver's lines, the workers' forwarded output, a live status line, the closing summary.
+"""The console: the driver's lines, the workers' forwarded output, a live status line, and the closing summary.
 
 Owns standard output and standard error of the driver. The workers' output goes to the stream it came from, in whole
-lines; everything the driver says goes to standard error. When standard error is a terminal, its last line is a status
-line, with the workers' progress bars above it; both are taken away before anything else is written and put back behind
-it. Else there are no control characters, and a bar is a line now and then.
-What a worker writes that has the terminal (:meth:`Console.lend`) is passed on as it is, and ends the status line.
+lines; all of the driver's own lines go to standard error. If standard error is a terminal, its last line is a status
+line, with the workers' progress bars above it; both are erased before anything else is written, and redrawn after it.
+Otherwise there are no control characters, and a bar is a line from time to time. The output of a worker that has the
+terminal (:meth:`Console.lend`) is passed on unchanged, and ends the status line.
 
-All writing is done by one thread, so that a reader that is slow or stopped (a pager, Ctrl-S) never stops the driver. A
-reader that has gone (``elasticrun ... | head``) or a disc that is full ends the writing to that stream, not the job: it
-is said once on the other stream, and the job goes on, as its training is worth more than its output.
+One thread does all writing, so that a slow or stopped reader (a pager, Ctrl-S) never stops the driver. If a reader has
+exited (``elasticrun ... | head``) or a disk is full, writing to that stream ends. The other stream gets one message
+about it, and the job continues, since its training is worth more than its output.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from elastic_driver.words import ALL_BARS, NO_BARS, Bar, ExitCode, counted, is_c
 
 Stream = Literal["stdout", "stderr"]
 
-# Below this the status line would say no more than the job's lines; 4 Hz is what an eye follows.
+# Redrawn more often, the status line would add nothing to the job's lines; 4 Hz is what an eye follows.
 _STATUS_PERIOD_S = 0.25
-# Where lines come faster than that, the bars are put back below them so often only: they are several rows.
+# The bars are several rows: if lines arrive faster, the bars are redrawn below them only this often.
 _BACK_PERIOD_S = 0.05
-# What a stopped reader may leave unread; beyond it workers' lines are dropped, and counted.
+# Limit of output not yet read by a stopped reader; beyond it workers' lines are dropped, and counted.
 _BACKLOG_BYTES = 64 << 20
-# Who leaves so much unread has stopped. Less than what agents have that is not kept (UNKEPT_BYTES, 4 MiB): then they
-# would give no more to the files.
+# A reader with this much unread has stopped. Less than the limit of output that agents hold unkept (UNKEPT_BYTES, 4
+# MiB), beyond which they would write no more to the files.
 _STOPPED_BYTES = 1 << 20
-# A terminal that leaves so much unread is not drawn on: what it shows later is old by then.
+# A terminal with this much unread is not drawn on: the drawing would be outdated when shown.
 _DRAWN_BYTES = 16 << 10
-# How long the end of the job waits for a reader that is slow.
+# How long the end of the job waits for a slow reader.
 _FLUSH_S = 5.0
-# What a reader can be thought to see still, when the job ends.
+# How much of the output a user probably still has in view when the job ends.
 _IN_VIEW_LINES, _IN_VIEW_BYTES = 60, 16384
 _ERASE_LINE = b"\r\x1b[2K"
 _ERASE_LINE_ABOVE = b"\x1b[A\x1b[2K"
@@ -62,22 +62,23 @@ def _cells(line: RoundSummary, *, is_first: bool) -> tuple[str, ...]:
 
 
 class Console:
-    """The driver's terminal.
+    """The writer of the driver's terminal.
 
     Args:
-        log_level: what is said at all: "TRACE", "DEBUG", "INFO", "WARNING", "ERROR" or "FATAL".
-        verbose: whether details are said, too.
-        quiet: whether nothing is said but warnings, errors and the last line, and there is no status line.
-        progress_rank: whose progress bars are shown: "all", "none" or one rank's.
-        event_log: the file that has more than the summary; None for none.
-        keeping: counts workers' output, and what of it is written; None where nobody wants to know.
-        hears_ends: whether it hears of each worker's end (:meth:`worker_ended`): then a traceback that several print
-            is shown once.
+        log_level: the least level written: "TRACE", "DEBUG", "INFO", "WARNING", "ERROR" or "FATAL".
+        verbose: whether to write details, too.
+        quiet: whether to write only warnings, errors and the last line, and no status line.
+        progress_rank: whose progress bars to show: "all", "none" or a rank.
+        event_log: the file to which the summary refers for more; None for none.
+        keeping: counts workers' output, and how much of it is written; None if that is not needed.
+        hears_ends: whether each worker's end is reported to it (:meth:`worker_ended`): then a traceback that several
+            workers
+            print is shown once.
         stdout, stderr: file descriptors.
 
     Attributes:
         keeping: as given.
-        is_copy: asked whether files have all that workers write, too: then a reader that has stopped is not waited for.
+        is_copy: returns whether files receive all of the workers' output, too: then a stopped reader is not waited for.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Console:
     ) -> None:
         self._terminal = stderr
         self._descriptors: dict[Stream, int | None] = {"stdout": stdout, "stderr": stderr}
-        # Of --quiet and a higher --log-level both hold.
+        # Both --quiet and a higher --log-level apply.
         self._level = max(_LEVELS[log_level], _LEVELS["WARNING"]) if quiet else _LEVELS[log_level]
         self._tells_success = quiet
         self._verbose = self._level == 0 or (verbose and self._level == 1)
@@ -106,28 +107,28 @@ class Console:
         self._shown_on_terminal: dict[Stream, bool] = {"stdout": self._stdout_shown, "stderr": os.isatty(stderr)}
         self._lent = False
         self._written_to = False  # by the worker that has the terminal
-        self._line_open = False  # what a worker has written to its terminal last was no whole line
+        self._line_open = False  # the worker's last output to its terminal was not a whole line
         self._progress_rank = progress_rank
         self._bars = DrawnBars(self._color)
-        self._drawn: tuple[int, ...] = ()  # the widths of the rows that are drawn, the status line's too
+        self._drawn: tuple[int, ...] = ()  # the widths of the drawn rows, including the status line
         self._status = ""
         self._figures: tuple[str, ...] = ()
         self._shown: tuple[str, tuple[str, ...], int] | None = None
         self._shown_at = 0.0
-        self._looks_at = 0.0  # when the event loop draws what could not be drawn at once
+        self._looks_at = 0.0  # when the event loop draws a delayed drawing
         self._began = time.monotonic()
         self._event_log = event_log
         self._tracebacks = Tracebacks() if hears_ends else None
-        self._tail = b""  # of standard error: what can still be seen there
+        self._tail = b""  # the end of standard error, still in view
         self.keeping = keeping
         self.is_copy: Callable[[], bool] = lambda: False
-        # What is to be written; how much of workers' output is written then.
+        # Data to write; or a count of workers' output, which is written by the time it is reached.
         self._queue: queue.SimpleQueue[tuple[Stream, bytes] | int | None] = queue.SimpleQueue()
         self._backlog = 0  # bytes queued; written by both threads, under _lock
         self._dropped = 0
         self._lock = threading.Lock()
-        # Woken by the queue, ended by None in it. A daemon, because a reader that is stopped for good must not keep
-        # the process; __exit__ waits for it as long as is sensible.
+        # Woken by the queue, ended by None in it. A daemon, because a reader that is stopped for good must not keep the
+        # process alive; __exit__ waits for it as long as is sensible.
         self._writer = threading.Thread(target=self._write_all, name="elasticrun-console", daemon=True)
         self._writer.start()
 
@@ -147,26 +148,26 @@ class Console:
     # --- lines -----------------------------------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
-        """Something that happened to the job."""
+        """Write a line about something that happened to the job."""
         if self._level <= 1:
             self._say(text, "")
 
     def detail(self, text: str) -> None:
-        """Something for those who asked for more (--verbose)."""
+        """Write a detail, if the user asked for details (--verbose)."""
         if self._verbose:
             self._say(text, "2")
 
     def warning(self, text: str) -> None:
-        """Something the user should look at."""
+        """Write a warning."""
         if self._level <= 2:
             self._say(f"warning: {text}", "33")
 
     def error(self, text: str) -> None:
-        """Why the job ends badly."""
+        """Write why the job fails."""
         self._say(text, "31")
 
     def write(self, stream: Stream, data: bytes) -> None:
-        """Workers' output: whole lines, prefix included. What is no terminal gets it as it is."""
+        """Write workers' output: whole lines, prefix included; unchanged if the stream is not a terminal."""
         serial = 0 if self.keeping is None else self.keeping.comes()
         if stream == "stderr" and self._tracebacks is not None:
             data = self._tracebacks.take(data, time.monotonic(), serial)
@@ -175,7 +176,7 @@ class Console:
         self._count()
 
     def _count(self) -> None:
-        """Has it counted when all that workers have written so far is there, up to what is held of that."""
+        """Have the workers' output so far, except for any held back, counted as kept once it is written."""
         if self.keeping is None:
             return
         if self.is_copy():
@@ -199,29 +200,29 @@ class Console:
 
     @property
     def bars_shown(self) -> str:
-        """Of whom each state of a progress bar is drawn: "all", "none" or one rank's; "none" without a terminal."""
+        """Whose progress bars are drawn at each state: "all", "none" or a rank; "none" without a terminal."""
         return self._progress_rank if self._live else NO_BARS
 
     def bar(self, worker: WorkerId, bar: Bar | None) -> None:
-        """The newest state of a worker's progress bar.
+        """Show the newest state of a worker's progress bar.
 
         Args:
-            worker: whose.
-            bar: without data where its stream has none any more; None where the worker has none at all.
+            worker: the worker.
+            bar: the bar; without data if its stream has none any more; None if the worker has none at all.
         """
         if bar is None or not is_chosen(bar.label, self._progress_rank):
-            self._bars.remove(worker)  # its rank may have been another one
+            self._bars.remove(worker)  # its rank may have changed
         elif not bar.data:
             self._bars.remove(worker, bar.stream)
         elif self._live and self._shown_on_terminal[bar.stream]:
             self._bars.set(worker, bar)
         elif bar.is_line:
-            # Not among tracebacks, nor counted: a later state, or the last one, says more.
+            # Not searched for tracebacks, nor counted: a later state, or the last one, supersedes it.
             self._write(bar.stream, bar.data)
         self._draw_anew()
 
     def lend(self, lent: bool) -> None:  # noqa: FBT001 - says it all
-        """From now on a worker has the terminal, which takes what is written to it as it is; or it has it no more."""
+        """Lend the terminal to a worker, whose output then is written to it unchanged; or take it back."""
         if lent == self._lent:
             return
         self._take_status_away()
@@ -231,7 +232,7 @@ class Console:
             self._put("stdout", b"\n")
 
     def show(self, data: bytes) -> None:
-        """What the worker that has the terminal writes to it."""
+        """Write the output of the worker that has the terminal."""
         self._take_status_away()
         self._written_to = True
         self._line_open = not data.endswith(b"\n")
@@ -239,7 +240,7 @@ class Console:
         self._put("stdout", data)
 
     def look(self) -> None:
-        """To be called now and then: passes on what has been held for a moment."""
+        """Pass on output that has been held back long enough. To be called periodically."""
         if self._tracebacks is not None and (late := self._tracebacks.overdue(time.monotonic())):
             self._write("stderr", late)
             self._count()
@@ -250,11 +251,11 @@ class Console:
             self._count()
 
     def worker_ended(self, label: str, *, has_failed: bool) -> str:
-        """A worker's process has ended. Returns whose traceback it had printed, too, which is not shown again.
+        """Note the end of a worker's process. Returns the label of the one that printed the same traceback.
 
         Args:
             label: of the worker.
-            has_failed: else what it has printed was a message, of which nothing is left away.
+            has_failed: if false, what it printed is a message, and shown in full.
         """
         if self._tracebacks is None:
             return ""
@@ -265,7 +266,7 @@ class Console:
         return same
 
     def shows(self, lines: Sequence[str]) -> bool:
-        """Whether these lines stand among the last ones of standard error."""
+        """Return whether these lines are among the last ones of standard error."""
         seen = self._tail.decode(errors="replace").splitlines()[-_IN_VIEW_LINES:]
         return all(any(shown.endswith(line) for shown in seen) for line in lines)
 
@@ -275,11 +276,11 @@ class Console:
         return self._live
 
     def status(self, text: str, figures: tuple[str, ...] = ()) -> None:
-        """The present state of the job, for the live line; nothing when standard error is no terminal.
+        """Show the state of the job in the live line. Does nothing if standard error is not a terminal.
 
         Args:
-            text: why it stands where it stands.
-            figures: what stands behind that.
+            text: the state, and the reason for it.
+            figures: shown after the text.
         """
         if not self._live or self._written_to:
             return
@@ -289,7 +290,7 @@ class Console:
         self._draw_anew()
 
     def summary(self, summary: Summary, *, exit_code: int, message: str) -> None:
-        """The closing table: what each change cost, if there was any; then the exit code and why."""
+        """Write the closing table: the cost of each change, if there was any; then the exit code and the reason."""
         self._take_status_away()
         self._status = ""
         self._bars.clear()
@@ -306,7 +307,7 @@ class Console:
         if exit_code > 128:
             self._say(f"job ended: {message} (exit code {exit_code})", "33")
         elif exit_code == ExitCode.OTHER_DRIVER:
-            self._say(f"{message} (exit code {exit_code})", "33")  # the job goes on
+            self._say(f"{message} (exit code {exit_code})", "33")  # the job continues
         elif exit_code:
             self._say(f"job failed: {message} (exit code {exit_code})", "31")
         elif self._level <= 1 or self._tells_success:
@@ -323,7 +324,7 @@ class Console:
 
         def say(row: tuple[str, ...]) -> None:
             cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
-            if not has_commits:  # nor steps that all could go on from
+            if not has_commits:  # nor steps from which all could resume
                 cells.pop()
             self._say(f"  {'  '.join(cells)}  {row[4]}", "")
 
@@ -339,7 +340,7 @@ class Console:
     # --- writing ---------------------------------------------------------------------------------------------------
 
     def _say(self, text: str, color: str) -> None:
-        # What a worker or a script printed may stand in our lines.
+        # Output of a worker or a script may be quoted in our lines.
         line = f"elasticrun: {one_line(text)}"
         if self._color and color:
             line = f"\x1b[{color}m{line}\x1b[0m"
@@ -348,7 +349,7 @@ class Console:
         self._put_status_back()
 
     def _draw_anew(self) -> None:
-        """The status line, or a bar, is another one: draws it, unless that was done a moment ago."""
+        """Redraw a changed status line or bar, unless it was drawn a moment ago."""
         shows = (self._status, self._figures, self._bars.version)
         if not self._live or shows == self._shown:
             return
@@ -369,7 +370,7 @@ class Console:
         return _BACK_PERIOD_S if self._bars and not self._lent else 0.0
 
     def _draw_later(self, in_s: float) -> None:
-        """Has it drawn then, even if nothing else comes. Without an event loop whatever comes next draws it."""
+        """Schedule a drawing for later. Without an event loop it is drawn with the next output."""
         now = time.monotonic()
         if now < self._looks_at <= now + in_s:
             return
@@ -395,17 +396,17 @@ class Console:
             self._put("stderr", data, stays=False)
 
     def _erased(self) -> bytes:
-        """What takes away all that is drawn."""
+        """Return the bytes that erase the whole drawing."""
         if self._shown is None:
             return b""
-        # A terminal that has become narrower has broken the rows.
+        # A terminal that has become narrower has wrapped the rows.
         width = self._size().columns
         rows = sum(max(1, -(-drawn // width)) for drawn in self._drawn)
         self._shown, self._drawn = None, ()
         return _ERASE_LINE + _ERASE_LINE_ABOVE * (rows - 1)
 
     def _drawing(self) -> bytes:
-        """What draws the bars, and the status line below them."""
+        """Return the bytes that draw the bars, and the status line below them."""
         if not self._live or self._written_to:
             return b""
         size = self._size()
@@ -430,7 +431,7 @@ class Console:
 
     def _put_lines(self, stream: Stream, data: bytes) -> None:
         if self._lent and self._shown_on_terminal[stream]:
-            # Nobody turns a newline into the beginning of the next line, nor ends the worker's line.
+            # The terminal is in raw mode: it does not translate newlines, nor end the worker's line.
             data = (b"\r\n" if self._line_open else b"") + data.replace(b"\n", b"\r\n")
             self._line_open = False
         self._put(stream, data)
@@ -469,7 +470,7 @@ class Console:
                 try:
                     view = view[os.write(descriptor, view) :]
                 except BlockingIOError:
-                    # Someone made the descriptor non-blocking (a shared terminal): wait for room.
+                    # Another process made the descriptor non-blocking (a shared terminal): wait for room.
                     select.select([], [descriptor], [])
         except OSError as error:
             self._descriptors[stream] = None

@@ -1,6 +1,6 @@
-"""Curves of a job's samples, for a picture: which there are, how far their scales go, and the line of each.
+"""Curves of a job's samples, for a picture: their selection, scales and lines.
 
-Owns no layout and no element. A line has no more points than can be seen, and a gap where a value is not known.
+Owns neither layout nor elements. A line has no more points than are visible, and gaps where values are unknown.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from elastic_driver.report.drawing import number
 from elastic_driver.report.story import Sample, Story
 
 MOST_FIGURES = 12
-"""Figures of the training itself that are drawn."""
-_LARGEST = 1e300  # the length of a scale is a number, too
+"""The most figures of the training that are drawn."""
+_LARGEST = 1e300  # so that the length of a scale is finite, too
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What is drawn of one figure.
+    """The curve of one figure.
 
     Attributes:
-        name, unit: what stands beside it; "" for a unit that nobody knows.
-        points: time and value; None where it is not known.
+        name, unit: its captions; "" for an unknown unit.
+        points: time and value; None if unknown.
         low, high: the ends of the scale.
-        show: a value in words.
+        show: formats a value.
     """
 
     name: str
@@ -37,11 +37,11 @@ class Curve:
 
     @property
     def last(self) -> str:
-        """The last value that is known."""
+        """The last known value, formatted."""
         return next((self.show(value) for _, value in reversed(self.points) if value is not None), "")
 
     def line(self, x: Callable[[float], float], y: Callable[[float], float]) -> str:
-        """The data of a path: of points within a pixel the first, the lowest, the highest and the last."""
+        """Return the path data: of the points within a pixel the first, the lowest, the highest and the last."""
         parts: list[str] = []
         column: list[tuple[float, float]] = []
         is_down = False
@@ -61,7 +61,7 @@ class Curve:
             if column and (value is None or math.floor(column[0][0]) != math.floor(place)):
                 put()
             if value is None:
-                # One that stands alone is a dot.
+                # A single point is drawn as a dot.
                 parts += ["h.1"] if parts and parts[-1].startswith("M") else []
                 is_down = False
             else:
@@ -71,7 +71,7 @@ class Curve:
 
 
 def curves_of(story: Story) -> tuple[list[Curve], int]:
-    """The curves in their order, and how many figures of the training there are beyond those."""
+    """Return the curves in order, and the number of further figures of the training."""
     found = [
         *_known("steps/s", "a second", story, lambda one: one.steps_per_s, shown),
         *_known("waiting", "of the workers' time", story, lambda one: one.waiting, _percent, high=1.0),
@@ -112,8 +112,8 @@ def _bounded(value: float | None) -> float | None:
 
 
 def shown(value: float) -> str:
-    """A number, with as many digits as anybody looks at: "0.0124", "1520", "3.2e-5"."""
-    if 999.5 <= abs(value) < 1e6:  # three digits would make 1e+03 of the first of these
+    """Format a number with a sensible number of digits: "0.0124", "1520", "3.2e-5"."""
+    if 999.5 <= abs(value) < 1e6:  # three digits would turn 999.5 into 1e+03
         return f"{value:.0f}"
     if 1e-2 <= abs(value) < 999.5 or not value:
         return f"{value:.3g}"

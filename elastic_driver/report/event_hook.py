@@ -1,12 +1,12 @@
 """The event hook: a command of the user's, run once for each event of the job, with the event on its standard input.
 
-Owns the runs: their order, their time, their output and their processes. What an event looks like is
-:mod:`elastic_driver.report.event_records`'s.
+Owns the runs: their order, their time, their output and their processes. The format of an event is defined in
+:mod:`elastic_driver.report.event_records`.
 
-A hook must not end the job that it is told of, nor hold it up: one thread runs it, event after event, and what it
-cannot keep up with is dropped and counted. The job's end is told all the same: that is what most hooks are for, and
-just before it thousands of workers may end. What a hook does wrong is said once for each kind, and not as an event:
-such an event would be the next one that it fails at.
+A hook must neither end nor delay the job: one thread runs it, event after event; events with which it cannot keep up
+are dropped and counted. The job's end is never dropped: most hooks exist for that event, and thousands of workers may
+end just before it. A failure of the hook is reported once for each kind, and not as an event: the hook would fail at
+that event, too.
 """
 
 from __future__ import annotations
@@ -40,38 +40,39 @@ from elastic_driver.words import counted
 RUN_S = 30.0
 """How long a run may take."""
 GRACE_S = 3.0
-"""How long the end of the job waits for the runs that are left."""
+"""How long the end of the job waits for the remaining runs."""
 LAST_S = 1.5
-"""How much of that is kept for the event of the end itself."""
+"""How much of that is reserved for the event of the end itself."""
 MOST_WAITING = 1000
-"""Events that wait for their run; each may be some 100 bytes a worker."""
-# A killed process ends at once, unless the kernel holds it (a dead network disc).
+"""The most events waiting for their run; each may have some 100 bytes per worker."""
+# A killed process ends at once, unless the kernel blocks it (a dead network disk).
 _REAP_S = 2.0
-# What of its output is kept, and shown.
+# How much of its output is kept, and shown.
 _OUTPUT_BYTES = 65536
 _OUTPUT_LINES = 5
 _MOST_SAID = 1000
-# Tells the processes of one run from all others, also those that left its session.
+# Identifies the processes of a run, including those that have left its session.
 _ENV_RUN = "ELASTIC_DRIVER_HOOK_RUN"
-# The job's own mark would have its processes ended with the job's: before they are told of its end. Instead a process
-# of the session waits for the end of a pipe that only the driver holds. It is none of the command's own, which may wait
-# for all of those. %d is the event's descriptor; shells need know no number above 9.
+# With the job's own mark the command's processes would be killed with the job's, before they get the event of its end.
+# Instead a process of the session waits for the end of a pipe that only the driver holds. It is not one of
+# the command's own jobs, for all of which it may wait. %d is the event's descriptor; shells need not support numbers
+# above 9.
 _SHELL = "/bin/sh"
 _TIED = f'exec 3<&0; {{ read _; kill -9 -$$; }} <&3 3<&- >/dev/null 2>&1 & exec {_SHELL} -c "$1" 3<&- </proc/self/fd/%d'
 _Tell = Callable[[str], None]
 
 
 class EventHook:
-    """Runs the command. See Listener.
+    """Runs the command for each event. A Listener.
 
     Args:
-        command: for a shell; "" for none.
-        job_id: what the command finds in ELASTIC_DRIVER_JOB.
-        on_warning: told once for each kind of failure, at the next happening or at the end.
-        on_detail: told of each failure, with what the command has printed last.
-        run_s: how long a run may take; then its whole process tree is killed.
-        grace_s: how long the end waits for the runs that are left.
-        instant: when that happens which is told.
+        command: a shell command; "" for none.
+        job_id: the value of ELASTIC_DRIVER_JOB for the command.
+        on_warning: called once for each kind of failure, at the next happening or at the end.
+        on_detail: called for each failure, with the last lines that the command has printed.
+        run_s: how long a run may take, seconds; then its whole process tree is killed.
+        grace_s: how long the end waits for the remaining runs, seconds.
+        instant: the time of each happening.
     """
 
     live = False
@@ -93,28 +94,28 @@ class EventHook:
         self._on_warning, self._on_detail = on_warning, on_detail
         self._run_s, self._grace_s = run_s, grace_s
         self._events: queue.Queue[tuple[str, bytes] | None] = queue.Queue()
-        self._said: queue.SimpleQueue[tuple[_Tell, str]] = queue.SimpleQueue()  # by the thread, told on the loop
+        self._said: queue.SimpleQueue[tuple[_Tell, str]] = queue.SimpleQueue()  # by the thread, reported on the loop
         self._told: set[str] = set()  # kinds of failures
         self._dropped = 0
-        self._last: tuple[str, bytes] | None = None  # the job's end
-        self._hurrying = False  # to the last
-        self._was_cut = False  # by that
+        self._last: tuple[str, bytes] | None = None  # the event of the job's end
+        self._hurrying = False  # whether to skip to the last event
+        self._was_cut = False  # whether events were skipped for that
         self._closing = False
         self._thread: threading.Thread | None = None
         if command:
             self._stop_reader, self._stop_writer = os.pipe()
             self._hurry_reader, self._hurry_writer = os.pipe()
             self._tie_reader, self._tie_writer = os.pipe()
-            # Woken by the queue, ended by None in it; a run under way by the pipe. A daemon: a process that the kernel
-            # does not let end must not keep this one.
+            # Woken by the queue, ended by None in it; a run in progress by the pipe. A daemon: a process that the
+            # kernel does not let die must not keep this one alive.
             self._thread = threading.Thread(target=self._run_all, name="elasticrun-hook", daemon=True)
             self._thread.start()
 
     def hear(self, happening: Happening) -> None:
-        """See Listener."""
+        """Queue the events of a happening (Listener)."""
         if self._thread is None:
             return
-        # Samples come each few seconds: a command for each would be one for nothing.
+        # Samples are taken every few seconds: a run for each would be wasteful.
         for record in () if isinstance(happening, Sampled) else records_of(happening):
             if isinstance(happening, JobEnded):
                 self._last = record["event"], line_of(record, self._instant)
@@ -136,7 +137,7 @@ class EventHook:
                 tell(text)
 
     def close(self) -> None:
-        """Ends it when all events are told, or the grace is over: then what runs is killed. Idempotent."""
+        """Stop when all events are delivered, or the grace time is over: then the present run is killed. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -148,7 +149,7 @@ class EventHook:
             self._hurrying = True
             os.write(self._hurry_writer, b"x")
             thread.join(keep_s)
-            left = left + 1 if self._was_cut else 0  # with the one that was under way
+            left = left + 1 if self._was_cut else 0  # including the one in progress
         if thread.is_alive():
             self._closing = True
             os.write(self._stop_writer, b"x")
@@ -165,7 +166,7 @@ class EventHook:
         if self._dropped:
             number = counted(self._dropped, "event")
             self._on_warning(f"{self._subject} missed {number}: it could not keep up")
-        if not thread.is_alive():  # else it may still look at these
+        if not thread.is_alive():  # else it may still use these
             for pipe in (self._stop_reader, self._stop_writer, self._hurry_reader, self._hurry_writer):
                 os.close(pipe)
             os.close(self._tie_reader)
@@ -218,9 +219,9 @@ class EventHook:
         self._said.put((self._on_detail, f"{self._subject} {failure}, on the event {event}{said}"))
 
     def _run(self, line: bytes, *, is_last: bool) -> tuple[str, bytes]:
-        """Runs it once. Returns how it failed, "" when it has not, and the end of its output."""
+        """Run the command once. Returns how it failed, "" if it has not, and the end of its output."""
         mark = secrets.token_hex(8)
-        # A file and no pipe: a command that does not read holds up nobody, and one that ends early breaks nothing.
+        # A file and not a pipe: a command that does not read blocks nothing, and one that exits early breaks nothing.
         with _above_shells(memory_file("event")) as event:
             event.write(line)
             popen = subprocess.Popen(
@@ -241,7 +242,7 @@ class EventHook:
             _kill_tree(popen, mark)
             raise
         finally:
-            _kill_group(popen.pid)  # before the shell is reaped: nobody else can have its number
+            _kill_group(popen.pid)  # before the shell is reaped: its id cannot be reused yet
             if popen.stdout is not None:
                 popen.stdout.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -249,7 +250,7 @@ class EventHook:
         return _failed(popen.returncode), output
 
     def _follow(self, popen: subprocess.Popen[bytes], *, is_last: bool) -> tuple[bool, bytes]:
-        """Reads its output until the shell has ended. Returns whether it has, and the last of the output."""
+        """Read its output until the shell has ended. Returns whether it has, and the end of the output."""
         assert popen.stdout is not None
         output, deadline = b"", time.monotonic() + self._run_s
         descriptor = popen.stdout.fileno()
@@ -272,7 +273,7 @@ class EventHook:
                         if not piece:
                             selector.unregister(descriptor)
                     if shell in ready:
-                        # What it has printed before is there already; what it has left running need not end.
+                        # Its output is complete by now; a process that it has left running need not end.
                         return True, (output + _read(descriptor))[-_OUTPUT_BYTES:]
         finally:
             os.close(shell)
@@ -280,7 +281,7 @@ class EventHook:
 
 
 def _above_shells(descriptor: int) -> io.FileIO:
-    """The same file, under a number that a shell's script does not use."""
+    """Return the same file with a descriptor number that a shell's script does not use."""
     try:
         return io.FileIO(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10), "r+")
     finally:
@@ -288,7 +289,7 @@ def _above_shells(descriptor: int) -> io.FileIO:
 
 
 def _read(descriptor: int) -> bytes:
-    """What there is; b"" at the end, and for nothing."""
+    """Read available bytes; b"" at the end, and if there are none."""
     try:
         return os.read(descriptor, _OUTPUT_BYTES)
     except (BlockingIOError, InterruptedError):
@@ -301,7 +302,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _kill_tree(popen: subprocess.Popen[bytes], mark: str) -> None:
-    """Kills the shell and all that this run of it has started, also what has left its session."""
+    """Kill the shell and all processes that this run has started, including those that have left its session."""
     tree: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error, OSError):
         tree = psutil.Process(popen.pid).children(recursive=True)

@@ -1,7 +1,7 @@
-"""The event log: what happened to the job, one JSON object a line, for programs.
+"""The event log: the job's events for programs, one JSON object a line.
 
-A log must never end the job that it tells of, nor hold it up: a full disc or a vanished file is said once and then
-borne, and a disc that hangs is a thread's business.
+A log must never end or delay the job that it records: a full disk or a vanished file is reported once and then ignored,
+and a slow disk delays only the writer's thread.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _BLOCK_BYTES = 1 << 20
 
 
 class EventWriter:
-    """Appends events to a file, in the thread of a writer. See Listener.
+    """Appends events to a file, in the thread of a writer. A Listener.
 
     Args:
-        what: the file, for messages.
-        on_warning: told once when it cannot be written; at the next event, or at the end.
-        instant: when that happens which is written down.
+        what: the name of the file, for messages.
+        on_warning: called once if the file cannot be written; at the next event, or at the end.
+        instant: the time of each happening.
     """
 
     live = False
@@ -51,15 +51,15 @@ class EventWriter:
         self._on_warning = on_warning
         self._writer: FileWriter | None = None
         self._descriptor = -1
-        self._trouble = ""  # written by the writer's thread, once
+        self._trouble = ""  # set by the writer's thread, once
         self._late = False
 
     def hear(self, happening: Happening) -> None:
-        """See Listener."""
+        """Append the events of a happening (Listener)."""
         if self._writer is None:
             return
         if isinstance(happening, JobStarted) and happening.again:
-            # Its first driver may have died before it had written that; or the file is another by now.
+            # The job's first driver may have died before it wrote this event; or the file may be another one now.
             [record] = records_of(replace(happening, again=False))
             data = line_of(record, self._instant)
             self._put(functools.partial(self._append_start, happening.job_id, data), len(data))
@@ -67,10 +67,10 @@ class EventWriter:
             self.write(**record)
 
     def write(self, event: str, **fields: object) -> None:
-        """Appends ``{"time": unix seconds, "at_s": seconds, "event": event, **fields}``.
+        """Append ``{"time": unix seconds, "at_s": seconds, "event": event, **fields}``.
 
-        Those of ``at_s`` count from the job's start, whoever sets the time of day meanwhile. A value without a JSON
-        form becomes text. It is in the file a moment later. Never blocks.
+        ``at_s`` counts from the job's start, independent of changes to the time of day. A value without a JSON form
+        becomes text. The event is in the file a moment later. Never blocks.
         """
         if self._writer is None:
             return
@@ -86,7 +86,7 @@ class EventWriter:
             self._on_warning(f"{self._what} lacks events: the disk cannot keep up")
 
     def _append(self, data: bytes, event: str = "") -> None:
-        """One write for each line, so that it is there as a whole. In the writer's thread."""
+        """Write a line in a single call, so that it is never torn. In the writer's thread."""
         if self._trouble:
             return
         try:
@@ -98,13 +98,13 @@ class EventWriter:
             self._trouble = in_words(error)
 
     def _append_start(self, job_id: str, data: bytes) -> None:
-        """Of a job that has had another driver. In the writer's thread."""
-        # The end of that line; within texts the quotes are escaped.
+        """Append the start of a job that has had another driver, if missing. In the writer's thread."""
+        # The end of that line; quotes inside strings are escaped.
         if not _says(self._descriptor, f'"job_id": {json.dumps(job_id)}}}\n'.encode()):
             self._append(data)
 
     def _end_torn_line(self) -> None:
-        """Else the first event would be a part of a line that nobody can read. In the writer's thread, or before."""
+        """End a torn last line, else it would swallow the first event. In the writer's thread, or before it starts."""
         if _is_torn(self._descriptor):
             self._append(b"\n")
 
@@ -113,11 +113,11 @@ class EventWriter:
             return
         try:
             os.close(self._descriptor)
-        except OSError as error:  # some file systems tell only here that the disc is full
+        except OSError as error:  # some file systems report a full disk only here
             self._trouble = self._trouble or in_words(error)
 
     def close(self, timeout_s: float = FLUSH_S) -> None:
-        """Closes the file when all is written, or the time is over. Idempotent."""
+        """Close the file when all is written, or the time has run out. Idempotent."""
         if self._writer is None:
             return
         writer, self._writer = self._writer, None
@@ -138,7 +138,7 @@ class EventWriter:
 
 
 class EventLog(EventWriter):
-    """The file that the user names.
+    """The event log at the path that the user has given.
 
     Args:
         path: the file; None for no log.
@@ -146,7 +146,7 @@ class EventLog(EventWriter):
         instant: see EventWriter.
 
     Raises:
-        SettingsError: the file cannot be opened, may be another user's, or is a pipe that nobody reads.
+        SettingsError: the file cannot be opened, may be another user's, or is a pipe without a reader.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class EventLog(EventWriter):
         if path is None:
             return
         try:
-            # A pipe does not block: one that nobody reads must hold up neither the start nor, once full, the end.
+            # Opened non-blocking: a pipe without a reader must delay neither the start nor, once full, the end.
             self._descriptor = open_named(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         except OSError as error:
             raise SettingsError(f"cannot write the event log {path} (--event-log): {in_words(error)}") from error
@@ -169,7 +169,7 @@ class EventLog(EventWriter):
 
 
 def _is_torn(descriptor: int) -> bool:
-    """Whether the last line of a file has no end: its writer was killed in the middle of it, or the disc was full."""
+    """Return whether a file's last line is unterminated: its writer was killed while writing, or the disk was full."""
     size = os.fstat(descriptor).st_size
     try:
         with _reading(descriptor) as file:
@@ -179,7 +179,7 @@ def _is_torn(descriptor: int) -> bool:
 
 
 def _says(descriptor: int, text: bytes) -> bool:
-    """Whether it is in a file; yes where nobody can tell."""
+    """Return whether a file contains the text; true if that cannot be determined."""
     try:
         with _reading(descriptor) as file:
             rest = b""
@@ -193,7 +193,7 @@ def _says(descriptor: int, text: bytes) -> bool:
 
 
 def _reading(descriptor: int) -> FileIO:
-    """The same file, also where another has its name by now. Raises OSError where it can only be written."""
+    """Reopen the same file, even if its name refers to another one now. Raises OSError if it cannot be read."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise OSError(errno.ESPIPE, "it is not a regular file")
     return open(f"/proc/self/fd/{descriptor}", "rb", buffering=0)

@@ -1,7 +1,7 @@
-"""What happens to a job, as the JSON objects that programs read: in the event log, and on an event hook's input.
+"""A job's events as JSON objects, for programs: in the event log, and on an event hook's input.
 
 Owns the names of events and of their fields, which docs/events.md documents, and events.schema.json beside this module
-for programs. Owns neither where they go nor when.
+for programs. Decides neither where nor when they are written.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ from elastic_driver.report.instant import Instant
 from elastic_driver.version import __version__
 
 FORMAT = 1
-"""Of the records: a higher one when a program that reads them would have to be changed."""
+"""The version of the records: increased when programs that read them would have to be changed."""
 Record = dict[str, Any]
 
 
 def records_of(happening: Happening) -> list[Record]:
-    """The events that it is: ``{"event": NAME, ...}``, without the time; none for what comes all the while."""
+    """Return the happening's events: ``{"event": NAME, ...}``, without the time; none for those that are periodic."""
     match happening:
         case Status() | DiscoveryRan() | DiscReported() | MomentPassed():
             return []
@@ -172,7 +172,7 @@ def records_of(happening: Happening) -> list[Record]:
 
 
 def line_of(record: Record, instant: Instant) -> bytes:
-    """It as a line, as of this instant; a value without a JSON form becomes text."""
+    """Return a record as a line, at this instant; a value without a JSON form becomes text."""
     at_s = round(instant() - instant.began, 6)
     return json.dumps({"time": time.time(), "at_s": at_s, **record}, default=str, allow_nan=False).encode() + b"\n"
 

@@ -303,8 +303,7 @@ class Goodput:
         self._resets = 0
         self.turns = 0
 
-    # --- queries
-    # -------------------------------------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------------------------------
 
     def job(self) -> Booked | None:
         """Return the job's time so far; None before it has begun."""
@@ -389,8 +388,7 @@ class Goodput:
             del filled[_RECOMPUTED]
         return filled
 
-    # --- happenings
-    # ----------------------------------------------------------------------------------------------------
+    # --- happenings ------------------------------------------------------------------------------------------------
 
     def hear(self, happening: Happening) -> None:
         """Book the time of a happening (Listener)."""
@@ -490,8 +488,7 @@ class Goodput:
         if until is not None and within_s > 0:
             book.rewrite(until - within_s, until, Category.RECOMPUTED, only=Category.TRAINING)
 
-    # --- the choice of a category
-    # --------------------------------------------------------------------------------------
+    # --- the choice of a category ----------------------------------------------------------------------------------
 
     def _of_job(self) -> Category:
         match self._doing:

@@ -1,6 +1,6 @@
-"""What can happen to a job, as those who tell of it hear it: one frozen class each, of plain values.
+"""What can happen to a job, as passed to its listeners: one frozen class for each, of plain values.
 
-Owns the words between the chronicle and its listeners, and the protocol of a listener. Durations are seconds.
+Owns the vocabulary between the chronicle and its listeners, and the protocol of a listener. Durations are seconds.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from elastic_driver.words import Backend, NoticeKind, OnChange
 
 
 class Listener(Protocol):
-    """Hears what happens to the job: the terminal, the event log. Called on the driver's event loop; never blocks."""
+    """Receives what happens to the job: the terminal, the event log. Called on the driver's loop; never blocks."""
 
     @property
     def live(self) -> bool:
-        """Whether a user sees each :class:`Status` here as it changes; then waits are not reported beside it."""
+        """Whether it shows the user each :class:`Status` as it changes; then waits are not reported in addition."""
 
     def hear(self, happening: Happening) -> None:
-        """Takes what has happened. What is no business of this listener it leaves alone."""
+        """Handle a happening, or ignore it."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobStarted:
-    """The rendezvous server listens; ``again`` where the job had another driver before."""
+    """The rendezvous server listens; ``again`` if the job had another driver before."""
 
     url: str
     job_id: str
@@ -46,7 +46,7 @@ class JobStarted:
 
 @dataclass(frozen=True, slots=True)
 class HostsChanged:
-    """Discovery gave another answer than before."""
+    """Discovery returned other hosts than before."""
 
     hosts: Sequence[Host]
 
@@ -57,8 +57,8 @@ class HostReady:
 
     Attributes:
         host: its name.
-        address: from where the agent has come.
-        joined: with how many slots it has joined by itself; 0 when discovery has named it.
+        address: from which the agent has connected.
+        joined: with how many slots it has joined by itself; 0 if discovery has found it.
     """
 
     host: str
@@ -68,7 +68,7 @@ class HostReady:
 
 @dataclass(frozen=True, slots=True)
 class HostUnready:
-    """A host has no agent yet: why, and whether somebody has to change something there."""
+    """A host has no agent yet: why, and whether it will not have one until something is changed there."""
 
     host: str
     reason: str
@@ -88,9 +88,9 @@ class LinkMeasured:
     """A link between two hosts.
 
     Attributes:
-        hosts: its ends.
+        hosts: its two ends.
         rtt_s: the shortest round trip, seconds.
-        speed: bytes a second, in the slower direction.
+        speed: in the slower direction, bytes a second.
     """
 
     hosts: tuple[str, str]
@@ -104,11 +104,11 @@ class NetworkChecked:
 
     Attributes:
         admitted: hosts that may be used from now on.
-        barred: hosts that may not, and why; :class:`HostUnready` tells of them, too.
-        unheard: hosts in use that could not be asked.
-        links: what was measured.
+        barred: hosts that may not, and why; each has a :class:`HostUnready`, too.
+        unheard: hosts in use that did not answer.
+        links: the measurements.
         slow: links that are slower than the others; one line each.
-        took_s: seconds.
+        took_s: the duration of the check.
     """
 
     admitted: Sequence[str]
@@ -121,7 +121,7 @@ class NetworkChecked:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStarted:
-    """A worker's process runs; ``again`` where another driver has had it started."""
+    """A worker's process runs; ``again`` if another driver has had it started."""
 
     worker: WorkerId
     pid: int
@@ -130,7 +130,7 @@ class ProcessStarted:
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswers:
-    """A server of a job with a chief answers there; ``parameter_server`` is its number, None for a worker."""
+    """A server of a job with a chief answers at an address; ``parameter_server`` is its number, None for a worker."""
 
     worker: WorkerId
     parameter_server: int | None
@@ -139,12 +139,12 @@ class ServerAnswers:
 
 @dataclass(frozen=True, slots=True)
 class ChiefStarted:
-    """The script of a job with parameter servers runs, with so many servers and workers that answer.
+    """The script of a job with parameter servers, the chief, runs.
 
     Attributes:
         number: of its start, from 1.
         pid: of its process.
-        servers, workers: how many it was told of.
+        servers, workers: how many answering servers and workers it was given.
     """
 
     number: int
@@ -155,14 +155,14 @@ class ChiefStarted:
 
 @dataclass(frozen=True, slots=True)
 class ChiefStopped:
-    """It is told to end, to be started again: why, in words."""
+    """The chief is being stopped, in order to be restarted, for a reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ChiefEnded:
-    """Its process has ended; ``expected`` when it was told to."""
+    """The chief's process has ended; ``expected`` if it was being stopped."""
 
     number: int
     pid: int
@@ -173,7 +173,7 @@ class ChiefEnded:
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """Workers can be forked from a process from now on, which took so long to get there."""
+    """Workers can be forked from a warm process from now on; it took this long to start."""
 
     pid: int
     took_s: float
@@ -181,7 +181,7 @@ class Warmed:
 
 @dataclass(frozen=True, slots=True)
 class ProcessDying:
-    """A worker's process is about to end; it may take a while until the system has freed what it had."""
+    """A worker's process is about to end; the system may take a while to free its resources."""
 
     worker: WorkerId
     pid: int
@@ -193,10 +193,10 @@ class ProcessEnded:
     """A worker's process has ended.
 
     Attributes:
-        label: what stands before the lines of its output.
-        how: its exit status in words.
-        expected: it had been dismissed or stopped.
-        foretold: there was a :class:`ProcessDying` of it, or a :class:`HostLost` of its host.
+        label: the prefix of its output lines.
+        how: its exit status as text.
+        expected: whether it had been dismissed or stopped.
+        foretold: whether there was a :class:`ProcessDying` of it, or a :class:`HostLost` of its host.
     """
 
     worker: WorkerId
@@ -210,7 +210,7 @@ class ProcessEnded:
 
 @dataclass(frozen=True, slots=True)
 class WorkersStopped:
-    """Workers are being stopped at a time, each for its reason."""
+    """Workers are being stopped at the same time, each for its reason."""
 
     stops: Sequence[tuple[WorkerId, str]]
 
@@ -225,7 +225,7 @@ class WorkerHung:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDismissed:
-    """A worker is told that it has no place any more."""
+    """A worker is notified that it has no slot any more."""
 
     worker: WorkerId
     reason: str
@@ -233,12 +233,12 @@ class WorkerDismissed:
 
 @dataclass(frozen=True, slots=True)
 class PhaseChanged:
-    """The job stands elsewhere.
+    """The job's standing has changed.
 
     Attributes:
         phase: see JobPhase.
-        doing: what the job does.
-        on_change: what a change means for its workers as they are now.
+        doing: the job's activity.
+        on_change: the consequence of a change for its workers as they are now.
     """
 
     phase: JobPhase
@@ -248,14 +248,14 @@ class PhaseChanged:
 
 @dataclass(frozen=True, slots=True)
 class WorkersReady:
-    """Workers that have been started ask for their first round; those that ask for none run."""
+    """Started workers ask for their first round; or, if they never ask for rounds, run."""
 
     workers: Sequence[WorkerId]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersDrained:
-    """Workers are to leave their places, which get no others; or ``undone``: they may stay after all."""
+    """Workers are to leave their slots and get no others; or, if ``undone``, may stay after all."""
 
     workers: Sequence[WorkerId]
     undone: bool
@@ -266,9 +266,9 @@ class StoodStill:
     """The driver did nothing for a while: it was stopped, or starved.
 
     Attributes:
-        stood_s: for so long.
-        ended_s: how long ago it went on.
-        trained: the workers were seen to have gone on meanwhile.
+        stood_s: for how long.
+        ended_s: how long ago it resumed.
+        trained: whether the workers are known to have trained meanwhile.
     """
 
     stood_s: float
@@ -283,10 +283,10 @@ class TookOver:
     Attributes:
         epoch: number of this driver, higher than those of all before it.
         away_s: for how long there was no driver.
-        workers: that run still.
-        hosts: on which these are.
+        workers: the number still running.
+        hosts: the number of hosts on which they run.
         round_id: the present round; 0 before the first.
-        trained: whether all members of the round are among them, so that its training went on.
+        trained: whether all members of the round are among them, so that its training continued.
         pids: of their processes.
     """
 
@@ -301,7 +301,7 @@ class TookOver:
 
 @dataclass(frozen=True, slots=True)
 class TimeBooked:
-    """What the job's time has gone into so far: seconds by category, the whole, and the share of the training."""
+    """The job's time so far: seconds by category, the total, and the share of training."""
 
     seconds: Mapping[str, float]
     wall_s: float
@@ -310,7 +310,7 @@ class TimeBooked:
 
 @dataclass(frozen=True, slots=True)
 class WorkerTimeBooked:
-    """What the time of a worker that has ended had gone into: seconds by category, and the whole."""
+    """The time of a worker that has ended: seconds by category, and the total."""
 
     worker: WorkerId
     seconds: Mapping[str, float]
@@ -319,7 +319,7 @@ class WorkerTimeBooked:
 
 @dataclass(frozen=True, slots=True)
 class NoticeGiven:
-    """The members of a round are told something."""
+    """The members of a round get a notice."""
 
     round_id: int
     kind: NoticeKind
@@ -328,7 +328,7 @@ class NoticeGiven:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker's place in a round; pid None where its process has ended already."""
+    """A worker's rank in a round; pid None if its process has ended already."""
 
     rank: int
     worker: WorkerId
@@ -340,14 +340,14 @@ class RoundFormed:
     """A round begins.
 
     Attributes:
-        old_size: workers of the round before; 0 for none.
-        commits: of the state that it goes on from.
-        backend: what carries its collectives; None when that is the workers' own affair, and whether they train, too.
+        old_size: number of workers in the round before; 0 for none.
+        commits: the number of the commit from which it starts.
+        backend: the library of its collectives; None if the workers choose it themselves and do not report whether they
+            train.
         formed_in_s: from the change (or the start) until now.
-        reinit: all workers asked for it themselves; whether and when these train, nobody may ever say.
-        lost_s: how long the round before had trained beyond the commit that this one goes back to; None where nobody
-            knows.
-        since_commit_s: from that commit until the round before was over, stalls included; None where nobody knows.
+        reinit: whether all workers asked for it themselves; whether and when these train may never be known.
+        lost_s: how long the round before had trained since the commit to which this one returns; None if unknown.
+        since_commit_s: from that commit until the end of the round before, including stalls; None if unknown.
     """
 
     round_id: int
@@ -369,9 +369,9 @@ class RoundResumed:
 
     Attributes:
         round_id: the round.
-        commits: of the state that it goes on from; None where the workers tell of none.
-        took_s: since the round before did something last.
-        stalled_s: of that, how long that round had stalled before it was over.
+        commits: the number of the commit from which it starts; None if the workers report none.
+        took_s: since the last activity of the round before.
+        stalled_s: the part of that for which that round had stalled before it ended.
     """
 
     round_id: int
@@ -382,7 +382,7 @@ class RoundResumed:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something the user should know, in words."""
+    """A message for the user."""
 
     text: str
     warning: bool
@@ -390,18 +390,18 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class LogCut:
-    """A log that may not grow for ever has grown so large, bytes: of what comes only the job's end is in it."""
+    """A log with a size limit has reached it, bytes: of the later events only the job's end is in it."""
 
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class FirstFailure:
-    """Why the job ends badly: the first worker that failed, and what it said last.
+    """Why the job fails: the first worker that failed, and its last output.
 
     Attributes:
-        rank: in the last round; None when it had none.
-        how: its end in words.
+        rank: in the last round; None if it had none.
+        how: its end as text.
         last_lines: of its output.
         alike: the workers whose last lines are the same.
     """
@@ -415,7 +415,7 @@ class FirstFailure:
 
 @dataclass(frozen=True, slots=True)
 class InternalError:
-    """A bug of the driver's: the traceback, and the events that led to it."""
+    """A bug of the driver: the traceback, and the events that led to it."""
 
     error: str
     events: Sequence[str]
@@ -423,14 +423,14 @@ class InternalError:
 
 @dataclass(frozen=True, slots=True)
 class RoundSummary:
-    """A line of the summary.
+    """A row of the summary.
 
     Attributes:
         round_id: the round.
-        size: its workers.
-        cause: what made it.
-        took_s: time lost, seconds; None when not all members had resumed.
-        commit: what it went on from; None for the first round, and for workers that have none.
+        size: the number of its workers.
+        cause: why it was formed.
+        took_s: time lost, seconds; None if not all members had resumed.
+        commit: from which it started; None for the first round, and for workers that have none.
     """
 
     round_id: int
@@ -442,16 +442,16 @@ class RoundSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the closing table tells.
+    """The content of the closing table.
 
     Attributes:
         first: the first rounds.
-        left_out: how many between them and the last are not in the table.
+        left_out: how many rounds between these and the last ones are not in the table.
         left_out_s: time lost in these, seconds.
         last: the last rounds.
-        lost_s: time lost in all.
-        unknown: changes of which nobody knows what they cost.
-        notes: what else is to be said, and whether each is a warning.
+        lost_s: the total time lost.
+        unknown: the number of changes whose cost is unknown.
+        notes: further lines, each with whether it is a warning.
     """
 
     first: Sequence[RoundSummary] = ()
@@ -465,7 +465,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job is over and nothing of it runs."""
+    """The job has ended, and nothing of it runs any more."""
 
     exit_code: int
     message: str
@@ -474,7 +474,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The present state of the job, in words, and its figures."""
+    """The present state of the job, as text, and its figures."""
 
     text: str
     figures: tuple[str, ...] = ()
@@ -482,7 +482,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryRan:
-    """Whoever tells the hosts was asked, and has answered or failed after so long. It comes about each second."""
+    """Discovery has run, and succeeded or failed after this time. Occurs about once a second."""
 
     took_s: float
     failed: bool
@@ -490,14 +490,14 @@ class DiscoveryRan:
 
 @dataclass(frozen=True, slots=True)
 class DiscReported:
-    """How far the commits in a folder are; it comes with heartbeats.
+    """The state of the commits in a folder, which is reported with heartbeats.
 
     Attributes:
-        folder: the same for all workers that see the same folder.
-        where: its name, for people.
+        folder: an identity, the same for all workers that see the same folder.
+        where: its name, for messages.
         written: the newest commit there; -1 for none yet.
-        commits: of the state.
-        trouble: why the newest are not there; "" when there is nothing wrong.
+        commits: the newest commit of the state.
+        trouble: why the newest commits are not there; "" if there is no trouble.
     """
 
     folder: str
@@ -509,7 +509,7 @@ class DiscReported:
 
 @dataclass(frozen=True, slots=True)
 class MomentPassed:
-    """Nothing: it comes about twice a second, for those who hold something back for a moment."""
+    """Time passes: occurs about twice a second, for listeners that hold something back for a moment."""
 
 
 Happening: TypeAlias = (

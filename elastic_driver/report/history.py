@@ -1,10 +1,10 @@
-"""Keeps a job in the history while it runs: its events, the last of its page, and what it is listed with.
+"""Keeps a job in the history while it runs: its events, the last state of its page, and its entry in the list.
 
-Owns when that is written, and how much of one job. Where it goes, and what goes for it, is
-:mod:`elastic_driver.report.history_folder`'s.
+Owns when these are written, and how much for one job. The folder, and the deletion of old jobs, belong to
+:mod:`elastic_driver.report.history_folder`.
 
-Nobody has asked for it, so nothing may come of it: whatever a home is like, it is a thread's business, costs one line
-at most, and the job's end waits for it no longer than a moment.
+The user has not asked for a history, so it must not do any harm: whatever the state of the home folder, all work is
+done in a thread, a failure costs at most one line, and the job's end waits for it only for a moment.
 """
 
 from __future__ import annotations
@@ -53,37 +53,38 @@ from elastic_driver.system.safe_files import open_inside, put_text
 from elastic_driver.words import ExitCode
 
 MOST_BYTES = 20 << 20
-"""Of the events of one job. A round of 4,000 workers has some 300 kB."""
-# What may be on its way to a disc that hangs.
+"""Limit of the events of one job. A round of 4,000 workers has some 300 kB."""
+# How much may be waiting for a disk that hangs.
 _ROOM_BYTES = 16 << 20
-# How long the job's end waits for such a disc.
+# How long the job's end waits for such a disk.
 _FLUSH_S = 1.5
-# The page is kept for the case that the driver is killed: soon, then each minute; and when workers end, with the last
-# of their figures, but not all the while. Together that takes no more than a fortieth of a processor.
+# The page is kept in case the driver is killed: soon after the start, then each minute; and when workers end, with
+# their last figures, but not too often. Together that takes at most a fortieth of a processor.
 _PAGE_S, _SOON_S, _PAGE_COSTS = 60.0, 5.0, 40
-# Of a job of one round that was over before, the terminal has said all there is.
+# A job of one round that ended sooner has been described completely on the terminal.
 _LONG_S = 60.0
 _START = "job_started"
-# What is written of a job whose log has grown too large: less than half a megabyte a day.
+# The events written for a job whose log has grown too large: less than half a megabyte a day.
 _LAST_EVENTS = ("goodput", "first_failure", "job_ended")
 
 
 class History(EventWriter):
-    """See above; a Listener. Used on the event loop only, but for what the writer's thread does.
+    """Writes a job's history; a Listener. Used on the event loop only, except for the work of the writer's thread.
 
     Args:
         job_id: of the job.
         command: of the job.
-        journal: where its journal is; None for nowhere.
-        environ: says where the history is.
-        on_warning: told once when the job cannot be kept, or not to its end.
-        on_detail: told that this user has no place for a history.
+        journal: where its journal is; "" for none.
+        environ: variables that determine where the history is.
+        on_warning: called once if the job cannot be kept, or not to its end.
+        on_detail: called if this user has no place for a history.
         instant: see EventWriter.
-        most_bytes: of its events.
+        most_bytes: limit of its events.
 
     Attributes:
-        page: the page as it is now, as JSON, and whether the job has ended; None for a job without one. b"" where it
-            cannot be shown.
+        page: returns the present page as JSON, given whether the job has ended; b"" if it cannot be shown. None for a
+            job
+            without a page.
     """
 
     def __init__(
@@ -103,15 +104,15 @@ class History(EventWriter):
         self._has_warned = False
         self._most_bytes = most_bytes
         self._size = 0
-        self._had = 0  # of the driver before; written by the thread
+        self._had = 0  # bytes of the driver before; set by the thread
         self._is_cut = self._has_gap = False
-        self._workers_before = 0  # likewise; of the last round of the driver before
-        self._folder: Path | None = None  # written by the thread, once
-        self._start = b""  # the line without which the others are nothing, until it is written
-        self._own_facts: tuple[int, int] | None = None  # of the thread: what it wrote last
-        self._is_nowhere = False  # likewise: nobody can do anything about that
+        self._workers_before = 0  # likewise; workers in the last round of the driver before
+        self._folder: Path | None = None  # set by the thread, once
+        self._start = b""  # the line that the others depend on, until it is written
+        self._own_facts: tuple[int, int] | None = None  # used by the thread: the mark of its last write
+        self._is_nowhere = False  # likewise: the user cannot do anything about that
         directory = ""
-        with contextlib.suppress(OSError):  # somebody has removed it
+        with contextlib.suppress(OSError):  # the folder may have been removed
             directory = os.getcwd()
         began = time.time() - (self._instant() - self._instant.began)
         self._facts = Facts(job_id, tuple(command), directory, began, journal)
@@ -125,11 +126,11 @@ class History(EventWriter):
 
     @property
     def is_kept(self) -> bool:
-        """Whether there is a way back to the job, as far as it is known by now."""
+        """Whether the job can be opened again later, as far as is known now."""
         return not self._trouble and not self._has_warned
 
     def hear(self, happening: Happening) -> None:
-        """See Listener."""
+        """Write what has to be kept of a happening (Listener)."""
         if self._writer is None:
             return
         match happening:
@@ -153,7 +154,7 @@ class History(EventWriter):
                 self._keep_page(is_last=False)
             case ProcessDying() | ProcessEnded() | PhaseChanged() if self._instant() >= self._page_may:
                 self._keep_page(is_last=False)
-            case JobEnded(exit_code, message) if exit_code != ExitCode.OTHER_DRIVER:  # else it has not
+            case JobEnded(exit_code, message) if exit_code != ExitCode.OTHER_DRIVER:  # else it has not ended
                 self._facts = replace(self._facts, ended=time.time(), exit_code=exit_code, message=message)
                 self._put_facts()
                 self._keep_page(is_last=True)
@@ -161,7 +162,7 @@ class History(EventWriter):
                 pass
 
     def told(self) -> str:
-        """How to come back to the job, once it is closed; "" where there was nothing to see, or is no way."""
+        """Return how to open the job again, once it is closed; "" if it was not worth it, or is not possible."""
         facts = self._facts
         if not self.is_kept or self._folder is None or facts.ended is None:
             return ""
@@ -172,12 +173,12 @@ class History(EventWriter):
         return f"to see this job again: {page}elasticrun report {name}"
 
     def close(self, timeout_s: float = _FLUSH_S) -> None:
-        """Closes it when all is written, or the time is over. Idempotent."""
+        """Close the history when all is written, or the time has run out. Idempotent."""
         if self._writer is not None:
             self._writer.put(self._tidy)
         super().close(timeout_s)
 
-    # --- what is written -------------------------------------------------------------------------------------------
+    # --- writing ---------------------------------------------------------------------------------------------------
 
     def _warn(self, text: str) -> None:
         if self._is_nowhere:
@@ -187,7 +188,7 @@ class History(EventWriter):
         self._has_warned = True
 
     def write(self, event: str, **fields: object) -> None:
-        """See EventWriter. Of a log that has grown too large only the goodput and how the job ends are written."""
+        """Append an event (EventWriter). A log grown too large gets only goodput, first failure and job's end."""
         if self._trouble:
             # Not closed: there may be room again later, at the latest when the job ends.
             self._warn(f"cannot write {self._what}: {self._trouble}; continuing without it")
@@ -218,7 +219,7 @@ class History(EventWriter):
         began = time.thread_time()
         data = self.page(is_last)
         if data:
-            self._page_is_waiting = True  # first: the thread may be done with it at once
+            self._page_is_waiting = True  # first: the thread may finish at once
             if not self._put_file(functools.partial(self._write_page, data), len(data)):
                 self._page_is_waiting = False
         cost_s = time.thread_time() - began
@@ -248,7 +249,7 @@ class History(EventWriter):
             self._tidy()
 
     def _append(self, data: bytes, event: str = "") -> None:
-        """See EventWriter. Events that find no room are not in the log, which goes on once there is some."""
+        """Write a line (EventWriter). Events without room are dropped; the log continues once there is room."""
         if self._folder is None:
             return
         if self._trouble:
@@ -262,7 +263,7 @@ class History(EventWriter):
 
     def _write_facts(self, facts: Facts) -> None:
         if self._folder is None and not self._is_nowhere:
-            self._open()  # once more
+            self._open()  # try again
         if self._folder is not None and self._is_ours(self._folder):
             try:
                 put_facts(self._folder, replace(facts, workers=facts.workers or self._workers_before))
@@ -275,7 +276,7 @@ class History(EventWriter):
         self._page_is_waiting = False
 
     def _is_ours(self, folder: Path) -> bool:
-        """Whether no other driver has taken the job over, which this one may not know yet: it stood still."""
+        """Return whether no other driver has taken the job over, unknown to this one, which may have stood still."""
         return self._own_facts is None or _mark_of(folder) in (None, self._own_facts)
 
     def _tidy(self) -> None:
@@ -284,11 +285,11 @@ class History(EventWriter):
     def _close(self) -> None:
         with contextlib.suppress(OSError):
             if self._folder is not None and not (self._folder / FACTS).exists() and not _size_of(self._descriptor):
-                shutil.rmtree(self._folder, ignore_errors=True)  # of a job that has not begun, or found no room at all
+                shutil.rmtree(self._folder, ignore_errors=True)  # a job that has not begun, or found no room at all
         super()._close()
 
     def _do(self, work: Callable[[Path], None]) -> None:
-        """Does something in the job's folder, where there is one."""
+        """Do something in the job's folder, if there is one."""
         if self._folder is None:
             return
         try:
@@ -302,7 +303,7 @@ def _size_of(descriptor: int) -> int:
 
 
 def _workers_in(folder: Path) -> int:
-    """Of the last round, as the driver before has written it; 0 where there was none."""
+    """Return the number of workers in the last round, as written by the driver before; 0 if there was none."""
     try:
         with os.fdopen(open_inside(folder / FACTS, os.O_RDONLY), "rb") as file:
             return int(json.load(file)["workers"])
@@ -311,9 +312,9 @@ def _workers_in(folder: Path) -> int:
 
 
 def _mark_of(folder: Path) -> tuple[int, int] | None:
-    """What tells a job's facts from those that another driver writes; None where nobody can tell."""
+    """Return a mark that changes when another driver writes the job's facts; None if unknown."""
     try:
-        # Opened: else a disc of the network may answer from memory.
+        # Opened: else a network file system may answer from its cache.
         with os.fdopen(open_inside(folder / FACTS, os.O_RDONLY)) as file:
             status = os.fstat(file.fileno())
     except OSError:

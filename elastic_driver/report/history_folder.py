@@ -1,9 +1,9 @@
-"""The history: the folder in which this user's last jobs are kept, one folder each, and what is found there again.
+"""The history: the folder that keeps this user's last jobs, one folder each, and how they are found again.
 
-Owns where that is, what its files are called, how many jobs and bytes stay, and how a job that runs is told from one
-whose driver was killed: a driver has a lock on its job's events for as long as it lives, at which others look without
-taking one. What is written there, and
-when, is :mod:`elastic_driver.report.history`'s. All of it blocks: a home may be on a disc that hangs.
+Owns its location, its file names, how many jobs and bytes are kept, and how a running job is distinguished from one
+whose driver was killed: a driver holds a lock on its job's events while it lives, and others query that lock without
+taking one. When and what is written belongs to :mod:`elastic_driver.report.history`. All functions block: a home
+folder may be on a disk that hangs.
 """
 
 from __future__ import annotations
@@ -26,46 +26,46 @@ from typing import Any
 from elastic_driver.system.safe_files import leads_to, make_private_folder, open_inside, put_text, why_not_private
 
 EVENTS, PAGE, FACTS = "events.jsonl", "page.json", "job.json"
-"""What a job's folder holds: its event log, the last of its page, and what it is listed with."""
+"""The files of a job's folder: its event log, the last state of its page, and its entry in the list."""
 SHOWN = "page.html"
-"""And the page that was made of these for somebody who looked."""
+"""The page made of these when a user opens the job."""
 MOST_JOBS, MOST_BYTES = 50, 100 << 20
 SHORT_ID = 8
-"""So much of a job's id will do for people."""
+"""Length of a job id's beginning, as shown to users."""
 
 _VERSION = 1
 _LOCK = ".tidying"
 _JOB_ID = re.compile(r"[0-9a-f]{16}")
 _MOST_FACTS = 1 << 20
-# Of a command, in characters: a shell's * may make megabytes of it. As JSON one has six bytes at most.
+# Limit of a command, in characters: a shell's * may expand to megabytes. As JSON a character has at most six bytes.
 _MOST_COMMAND = 1 << 16
 _FLOCK = struct.Struct("hhqqi4x")
 """A ``struct flock``: type, whence, start, length, process."""
-# A folder without events is that of a driver that makes it at this moment, or was killed then.
+# A folder without events is just being created by a driver, or its driver was killed then.
 _MADE_S = 60.0
-# Where a disc knows no locks, and a job no end: a driver writes each minute what the time went into.
+# For disks without locks, and a job without an end: a driver writes its goodput each minute.
 _SILENT_S = 600.0
 _TRIES = 10
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 
 class NoHistoryError(OSError):
-    """This user has no place for one, and nothing that could be done about that: a container, a service."""
+    """This user has no place for a history, and can do nothing about it: in a container, or as a service."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a job is listed with. Points in time are seconds since 1970.
+    """A job's entry in the list. Points in time are seconds since 1970.
 
     Attributes:
         job_id: the job.
-        command: what it trains; of a very long one the beginning is kept.
-        directory: where that was started; "" where it was gone.
-        began: when.
+        command: its command; of a very long one only the beginning is kept.
+        directory: the working directory of the driver; "" if it had been removed.
+        began: when it began.
         journal: where its journal is; "" for none.
-        workers: of its last round.
-        ended: when; None while it runs, or where its driver was killed.
-        exit_code, message: how; None and "" likewise.
+        workers: the number in its last round.
+        ended: when it ended; None while it runs, or if its driver was killed.
+        exit_code, message: how it ended; None and "" likewise.
     """
 
     job_id: str
@@ -84,10 +84,10 @@ class KeptJob:
     """A job of the history.
 
     Attributes:
-        folder: its own.
-        facts: what is known of it.
-        last: when something was written of it last, seconds since 1970.
-        is_running: whether its driver lives.
+        folder: its folder.
+        facts: its entry.
+        last: when its files were last written, seconds since 1970.
+        is_running: whether its driver is alive.
     """
 
     folder: Path
@@ -97,26 +97,26 @@ class KeptJob:
 
     @property
     def job_id(self) -> str:
-        """Its id."""
+        """The job's id."""
         return self.facts.job_id
 
     @property
     def ended(self) -> float | None:
-        """When it ended, or was last heard of; None while it runs."""
+        """When it ended, or was last written; None while it runs."""
         if self.is_running:
             return None
         return self.last if self.facts.ended is None else self.facts.ended
 
 
 def history_folder(environ: Mapping[str, str]) -> Path:
-    """Where the history is; it need not be there.
+    """Return the path of the history, which may not exist.
 
     Raises:
-        NoHistoryError: this user has no place of his own: in a container, or with another's variables (sudo, su).
-        OSError: nobody can tell.
+        NoHistoryError: this user has no place of its own: in a container, or with another user's variables (sudo, su).
+        OSError: the path cannot be determined.
     """
     state = environ.get("XDG_STATE_HOME", "")
-    if os.path.isabs(state):  # the standard has it that others are to be ignored
+    if os.path.isabs(state):  # the XDG standard says to ignore relative paths
         there = next(folder for folder in (Path(state), *Path(state).parents) if folder.exists())
         if there.stat().st_uid not in (0, os.geteuid()):
             raise NoHistoryError(errno.EACCES, f"the folder {there} (XDG_STATE_HOME) is not this user's")
@@ -137,11 +137,11 @@ def history_folder(environ: Mapping[str, str]) -> Path:
 
 
 def make_history_folder(environ: Mapping[str, str]) -> Path:
-    """Likewise, and makes it where it is not there.
+    """Return the path of the history, and create it if it does not exist.
 
     Raises:
         NoHistoryError: this user has no place for one.
-        OSError: it cannot be made, or is not this user's alone.
+        OSError: it cannot be created, or is not private to this user.
     """
     folder = history_folder(environ)
     with _read_only_is_nowhere(folder):
@@ -150,14 +150,14 @@ def make_history_folder(environ: Mapping[str, str]) -> Path:
 
 
 def open_job(history: Path, job_id: str) -> tuple[Path, int]:
-    """Makes and opens the events of a job, which may be there already, and has a lock on it while they are open.
+    """Open the events of a new or existing job, and hold a lock on them while they are open.
 
     Returns:
         The job's folder, and the descriptor.
 
     Raises:
-        NoHistoryError: the history is read-only by now.
-        OSError: that cannot be done, or the folder is not this user's alone.
+        NoHistoryError: the history is read-only now.
+        OSError: they cannot be opened, or the folder is not private to this user.
     """
     folder = history / job_id
     for _ in range(_TRIES):
@@ -170,7 +170,7 @@ def open_job(history: Path, job_id: str) -> tuple[Path, int]:
             with _read_only_is_nowhere(folder):
                 descriptor = open_inside(folder / EVENTS, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode=0o600)
         except FileNotFoundError:
-            continue  # another driver has just tidied up
+            continue  # another driver has just deleted the folder
         with _unless_no_locks():
             _lock(descriptor, fcntl.F_OFD_SETLKW, fcntl.F_RDLCK)
         if leads_to(folder / EVENTS, descriptor):
@@ -181,16 +181,16 @@ def open_job(history: Path, job_id: str) -> tuple[Path, int]:
 
 
 def _remove_unfinished(descriptor: int, folder: Path) -> None:
-    """What a driver that was killed has left half written. Another that lives, and may write, stays undisturbed."""
+    """Remove half-written files of a driver that was killed, unless another driver lives, which may be writing."""
     found = [path for name in (PAGE, FACTS) for path in folder.glob(f".{name}.*.tmp")]
-    with contextlib.suppress(OSError):  # no locks: nobody can tell
+    with contextlib.suppress(OSError):  # no locks: the state is unknown
         if found and _lock(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK) == fcntl.F_UNLCK:
             for path in found:
                 path.unlink(missing_ok=True)
 
 
 def put_facts(folder: Path, facts: Facts) -> None:
-    """Writes what a job is listed with. Raises OSError."""
+    """Write a job's entry in the list. Raises OSError."""
     facts = replace(facts, command=_beginning_of(facts.command))
     text = json.dumps({"version": _VERSION, **{name: getattr(facts, name) for name in Facts.__slots__}})
     try:
@@ -198,7 +198,7 @@ def put_facts(folder: Path, facts: Facts) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        # Over what is there, which takes no room: else a job that ends on a full disc is listed as killed.
+        # Overwrite in place, which needs no room: else a job that ends on a full disk is listed as killed.
         with os.fdopen(open_inside(folder / FACTS, os.O_WRONLY), "wb") as file:
             file.write(text.encode())
             file.truncate()
@@ -214,10 +214,10 @@ def _beginning_of(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def kept_jobs(history: Path) -> list[KeptJob]:
-    """All jobs, the one that began last first.
+    """Return all jobs, the latest first.
 
     Raises:
-        OSError: the folder cannot be read, or is not this user's alone.
+        OSError: the folder cannot be read, or is not private to this user.
     """
     try:
         why = why_not_private(history.lstat())
@@ -230,9 +230,9 @@ def kept_jobs(history: Path) -> list[KeptJob]:
 
 
 def tidy(history: Path, *, most_jobs: int = MOST_JOBS, most_bytes: int = MOST_BYTES) -> None:
-    """Removes the jobs that ended longest ago, until no more than so many are left. One that runs stays.
+    """Remove the jobs that ended longest ago, until the limits are kept. Running jobs stay.
 
-    While another driver does so, this one need not: two would remove more than there are too many. Raises OSError.
+    Does nothing while another driver does so: two at once would remove too many. Raises OSError.
     """
     lock = open_inside(history / _LOCK, os.O_RDWR | os.O_CREAT, mode=0o600)
     try:
@@ -265,7 +265,7 @@ def _folders(history: Path) -> Iterator[Path]:
 
 
 def _weighed(folder: Path) -> tuple[float, int]:
-    """When something was written of a job last, and how much is kept of it."""
+    """Return when a job's files were last written, and their total size, bytes."""
     last, size = 0.0, 0
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -278,7 +278,7 @@ def _weighed(folder: Path) -> tuple[float, int]:
 
 
 def _removed(folder: Path) -> bool:
-    """Removes a job that does not run; returns whether it has. Its driver cannot come back meanwhile."""
+    """Remove a job unless it runs; return whether it is gone. Its driver cannot start again meanwhile."""
     try:
         descriptor = open_inside(folder / EVENTS, os.O_RDWR)
     except FileNotFoundError:
@@ -286,7 +286,7 @@ def _removed(folder: Path) -> bool:
             if time.time() - folder.lstat().st_mtime < _MADE_S:
                 return False
     except OSError:
-        pass  # none of ours
+        pass  # not one of our files
     else:
         try:
             if not _is_free(descriptor, folder, fcntl.F_OFD_SETLK):
@@ -300,7 +300,7 @@ def _removed(folder: Path) -> bool:
 
 
 def _is_free(descriptor: int, folder: Path, command: int) -> bool:
-    """Whether no driver has a lock on a job's events: with F_OFD_SETLK nobody can have one before they are closed."""
+    """Return whether no driver holds the lock; with F_OFD_SETLK, also bar others from it until the file is closed."""
     try:
         return _lock(descriptor, command, fcntl.F_WRLCK) in (fcntl.F_UNLCK, fcntl.F_WRLCK)
     except (BlockingIOError, PermissionError):
@@ -311,9 +311,9 @@ def _is_free(descriptor: int, folder: Path, command: int) -> bool:
 
 
 def _lock(descriptor: int, command: int, kind: int) -> int:
-    """Takes a lock on a whole file for as long as it is open, or looks (F_OFD_GETLK) which one would be in its way.
+    """Lock a whole file while it is open, or return the conflicting lock (F_OFD_GETLK).
 
-    Unlike flock it can be looked at: who took one in order to look would be taken for a driver meanwhile.
+    Unlike flock, such a lock can be queried; taking one in order to check would make this process look like a driver.
     """
     lock = fcntl.fcntl(descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
     return int(_FLOCK.unpack(lock)[0])
@@ -339,9 +339,9 @@ def _unless_no_locks() -> Iterator[None]:
 
 
 def _read(folder: Path) -> KeptJob | None:
-    """None for one that is being made or removed at this moment."""
+    """Return a job, or None if it is just being created or removed."""
     try:
-        descriptor = open_inside(folder / EVENTS, os.O_RDONLY)  # it may be read-only by now
+        descriptor = open_inside(folder / EVENTS, os.O_RDONLY)  # it may be read-only now
     except OSError:
         return None
     try:
@@ -352,7 +352,7 @@ def _read(folder: Path) -> KeptJob | None:
 
 
 def _facts_in(folder: Path, last: float) -> Facts:
-    """What is known of it, which may be nothing: its driver was killed at once, or the disc was full."""
+    """Return a job's entry; a minimal one if it is missing: its driver was killed at once, or the disk was full."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         with os.fdopen(open_inside(folder / FACTS, os.O_RDONLY), "rb") as file:
             found: dict[str, Any] = json.loads(file.read(_MOST_FACTS))

@@ -1,4 +1,4 @@
-"""The one time at which all listeners hear of a happening, so that what they say of it agrees to the last digit."""
+"""The time of a happening, the same for all listeners, so that their records agree to the last digit."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from collections.abc import Callable
 
 
 class Instant:
-    """Used by one thread. What is told of in a ``with`` has one time; inside another one, that one's.
+    """A clock that stands still while a happening is reported. Used by one thread.
+
+    In a ``with`` the time is that of entering it; in a nested one, that of the outermost.
 
     Args:
-        clock: seconds that never go back, whatever becomes of the time of day.
-        before_s: for how long there was a job before this driver.
+        clock: returns seconds that never decrease, independent of the time of day.
+        before_s: for how long the job had existed before this driver.
 
     Attributes:
         began: when the job began.
-        at: when the happening was that is being told of; seconds of the clock.
+        at: the time of the present happening, in seconds of the clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, before_s: float = 0.0) -> None:
@@ -25,13 +27,13 @@ class Instant:
         self._tellings = 0
 
     def __call__(self) -> float:
-        """The present; while a happening is told of, its time."""
+        """Return the present time; while a happening is reported, its time."""
         if not self._tellings:
             self.at = self._clock()
         return self.at
 
     def since_start_s(self) -> float:
-        """For how long there has been a job. From any thread."""
+        """Return for how long the job has existed. From any thread."""
         return self._clock() - self.began
 
     def __enter__(self) -> None:

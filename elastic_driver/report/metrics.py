@@ -1,12 +1,12 @@
-"""``/metrics``: a job's numbers, for Prometheus and whoever reads its formats.
+"""``/metrics``: a job's numbers, for Prometheus and other readers of its formats.
 
-Owns the names of the metrics, and who may read them. What has happened is counted in
-:mod:`elastic_driver.report.tally`; how the job stands now comes with each look, as ``GET /v1/status`` has it. The
-library that writes the formats is an optional one, loaded at the first look.
+Owns the names of the metrics, and the access to them. :mod:`elastic_driver.report.tally` counts past events; the
+present state is taken at each request, from the same source as ``GET /v1/status``. The library that writes the formats
+is optional, and imported at the first request.
 
-What is not known is left out: a zero would be a statement. No label holds the name of a host or a worker. Each process
-has a name of its own, and a job of weeks has as many series then as it ever had processes; who wants to know of one
-asks ``elasticrun status``.
+Unknown numbers are omitted: a zero would be a statement. No label contains the name of a host or a worker: each process
+has its own name, so that a job of weeks would have a series for each process it ever had. ``elasticrun status`` shows
+single workers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_LIBRARY = (
 )
 _JOB_PHASES = ("waiting", "starting", "running", "stalled", "resetting", "ended")
 _WORKER_PHASES = ("booting", "ready", "member", "leaving")
-# A host is counted once: under the first that holds of it.
+# A host is counted once: in the first of these states that applies.
 _HOST_STATES = ("blacklisted", "left_out", "silent", "drained", "in_use", "unused")
 _KINDS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier")
 _OTHER = "other"
@@ -40,15 +40,15 @@ _Write: TypeAlias = Callable[[object], bytes]
 
 
 class MetricsPage:
-    """Answers scrapers.
+    """Answers requests of scrapers.
 
     Args:
-        tally: what has happened.
-        status: the job as ``GET /v1/status`` has it.
-        bearer: what a reader's ``Authorization`` has to be.
+        tally: counts of past events.
+        status: returns the job's state as in ``GET /v1/status``.
+        bearer: the value required in a reader's ``Authorization``.
         version: of this package.
-        warn: takes a line about an error by which they cannot be rendered. They are asked for each few seconds, so
-            there is one line only.
+        warn: called with a message if the metrics cannot be rendered; only once, since they are requested every few
+            seconds.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class MetricsPage:
         self._source = _Source(tally, status, version)
 
     def answer(self, request: WebRequest) -> WebAnswer:
-        """See Web. What is at other paths is not found."""
+        """Answer a request (Web); 404 at other paths."""
         if request.path != PATH:
             return WebAnswer(404, b"not found\n")
         if request.method not in ("GET", "HEAD"):
@@ -80,7 +80,7 @@ class MetricsPage:
             from prometheus_client.openmetrics import exposition as open_metrics
         except ImportError:
             return WebAnswer(501, _NO_LIBRARY.encode())
-        # The library would choose by all that the header says, and raise at what it cannot read there.
+        # The library would choose by the complete header, and raise if it cannot parse it.
         content_type, write = "text/plain; version=0.0.4; charset=utf-8", cast(_Write, exposition.generate_latest)
         if _OPEN in request.headers.get("accept", ""):
             content_type = f"{_OPEN}; version=1.0.0; charset=utf-8"
@@ -88,7 +88,7 @@ class MetricsPage:
         try:
             return WebAnswer(200, write(self._source), content_type)
         except Exception as error:
-            # Who only looks on ends no job.
+            # An observer must not end the job.
             if not self._has_failed:
                 self._has_failed = True
                 self._warn(f"cannot render /metrics (the job is unaffected): {type(error).__name__}: {error}")
@@ -96,14 +96,14 @@ class MetricsPage:
 
 
 class _Levels:
-    """Makes counters of numbers that others count, and that fall when a worker goes with what it had counted."""
+    """Makes counters of others' counts, which drop when a worker leaves together with its count."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], float] = {}
         self._totals: dict[tuple[str, str], float] = {}
 
     def total(self, name: str, label: str, value: float) -> float:
-        """What has come together so far, with what there is now."""
+        """Return the accumulated total, given the present count."""
         key = name, label
         grown = max(0.0, value - self._last.get(key, 0.0))
         self._last[key] = value
@@ -112,7 +112,7 @@ class _Levels:
 
 
 class _Source:
-    """Gathers the families, as a registry of the library does."""
+    """Collects the metric families, as a registry of the library does."""
 
     def __init__(self, tally: Tally, status: Callable[[], _Status], version: str) -> None:
         self._tally = tally
@@ -121,7 +121,7 @@ class _Source:
         self._levels = _Levels()
 
     def collect(self) -> Iterator[Metric]:
-        """All of them."""
+        """Yield all families."""
         from prometheus_client.process_collector import ProcessCollector
 
         status = self._status()
@@ -232,7 +232,7 @@ class _Source:
         if traffic is not None:
             operations, sizes = dict.fromkeys((*_KINDS, _OTHER), 0.0), dict.fromkeys((*_KINDS, _OTHER), 0.0)
             for one in traffic:
-                kind = one["kind"] if one["kind"] in _KINDS else _OTHER  # workers tell it
+                kind = one["kind"] if one["kind"] in _KINDS else _OTHER  # as reported by workers
                 operations[kind] += one["operations"]
                 sizes[kind] += one["payload_bytes"]
             yield _counters(
@@ -261,7 +261,7 @@ class _Source:
             )
         goodput = status.get("goodput")
         if goodput is not None:
-            # No counter: what was training becomes another category when a loss takes it back.
+            # Not a counter: training becomes another category when a failure discards it.
             yield _by_label(
                 "goodput_seconds",
                 "Seconds of the job so far, by what they were spent on.",
@@ -286,7 +286,7 @@ class _Source:
 
 
 def _number(value: object) -> float | None:
-    """A number that can be told; None for what is none."""
+    """Return a number that can be exported; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         return None
     return float(value)

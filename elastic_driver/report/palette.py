@@ -1,12 +1,12 @@
-"""The colours of all that shows a job: its page, and the report's picture, for light and dark.
+"""The colours of a job's page and of the report's picture, for light and dark.
 
-Owns which colour means what. A colour never says something alone: words stand beside it.
+Owns the meaning of colours. A colour never stands alone: words say the same.
 """
 
 from __future__ import annotations
 
-# What the job's seconds went into can be told apart in both schemes, and with red-green blindness (after Okabe and
-# Ito). A start is no loss, and has a colour of none: grey.
+# The colours of goodput's categories can be distinguished in both schemes, and with red-green blindness (after Okabe
+# and Ito). Start is not a loss, and therefore grey.
 LIGHT = {
     "back": "#f6f7f9",
     "card": "#ffffff",
@@ -58,18 +58,18 @@ DARK = {
     "drained": "#a48ad8",
 }
 FILLS = tuple(LIGHT)[tuple(LIGHT).index("host") :]
-"""Those that areas have; for each there is ``--on-NAME``, the colour of text in such an area."""
+"""The colours of areas; for each there is ``--on-NAME``, the colour of text on such an area."""
 _INKS = ("#ffffff", "#000000")
 
 
 def contrast(one: str, other: str) -> float:
-    """Of two colours (``#rrggbb``), as WCAG 2 has it: 1 to 21."""
+    """Return the contrast of two colours (``#rrggbb``), as defined by WCAG 2: 1 to 21."""
     lights = sorted((_luminance(one), _luminance(other)))
     return (lights[1] + 0.05) / (lights[0] + 0.05)
 
 
 def colours() -> str:
-    """The rules of a style sheet that give each colour its name: ``var(--training)``."""
+    """Return style sheet rules that name the colours: ``var(--training)``."""
 
     def named(scheme: dict[str, str]) -> str:
         inks = {f"on-{name}": max(_INKS, key=lambda ink: contrast(ink, scheme[name])) for name in FILLS}

@@ -1,9 +1,9 @@
-"""A job as a picture: its hosts and workers over time, its rounds, what its seconds went into, and its changes.
+"""A picture of a job: its hosts and workers over time, its rounds, its time by category, and its changes.
 
-Owns the layout. One SVG, or one page of HTML with the SVG and its tables in it; nothing is loaded from anywhere. All is
-laid out twice, for a desk and for a telephone, of which the reader's screen shows one. It stays readable, and below a
-megabyte, whatever the job was: what is narrower than half a pixel is drawn as part of what is beside it, and what was
-left out is said below.
+Owns the layout. One SVG, or one page of HTML with the SVG and its tables in it; nothing is loaded from anywhere.
+Everything is laid out twice, for a desktop and for a phone; the reader's screen shows one of them. It stays readable,
+and below a megabyte, whatever the job: pieces narrower than half a pixel are merged with their neighbours, and
+omissions are listed below the picture.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from elastic_driver.report.printable import one_line
 from elastic_driver.report.story import BOOTS, DRAINED, ENDS, WAITS, WORKS, Life, Mark, Round, Story
 
 _HALF_PIXEL = 0.5
-# Of a letter, in the mean; what words may be as wide as.
+# The mean width of a letter, pixels, to estimate the width of words.
 _LETTER = 6.4
-# Places with a row of their own; the heights of all rows together, of one at most, and at least.
+# The most places with a row of their own; the height of all rows, of one at most, and of one at least.
 _MOST_ROWS, _ROWS_HEIGHT, _HIGHEST, _LOWEST = 1200, 1400.0, 15.0, 1.2
 _MOST_MARKS = 400
-# One that would be too large is drawn coarser.
+# A picture that would be too large is drawn coarser.
 _COARSEST = 16.0
-# Arms of a cross, in pixels; deaths that are nearer to each other share one. Rounds with lines through all hosts.
+# Length of a cross's arms, pixels; deaths closer to each other share one. The most rounds with lines through all hosts.
 _CROSS, _FEW_ROUNDS = 8.0, 60
 _TABLE_FIRST, _TABLE_LAST = 6, 14
 _PAGE_FIRST, _PAGE_LAST = 100, 400
@@ -56,7 +56,7 @@ _SAID_OF_WORKER = {
 
 
 def duration(seconds: float) -> str:
-    """A length of time: "0.42 s", "95 s", "35 min", "7.5 h", "3.2 d"."""
+    """Format a length of time: "0.42 s", "95 s", "35 min", "7.5 h", "3.2 d"."""
     if seconds < 10:
         return f"{seconds:.2f} s"
     for size, unit in ((_DAY, "d"), (3600, "h"), (60, "min")):
@@ -66,7 +66,7 @@ def duration(seconds: float) -> str:
 
 
 def cells_of(each: Round, *, is_first: bool) -> tuple[str, ...]:
-    """A row of the table of changes: round, when, workers, time lost, done again, from commit, cause."""
+    """Return a row of the table of changes: round, when, workers, time lost, done again, from commit, cause."""
     change = str(each.size) if not each.old_size else f"{each.old_size} → {each.size}"
     lost = "-" if is_first else "unknown" if each.took_s is None else duration(each.took_s)
     again = "-" if is_first else "unknown" if each.lost_s is None else duration(each.lost_s) if each.lost_s else "0"
@@ -78,7 +78,7 @@ HEADS = ("round", "at", "workers", "time lost", "done again", "from commit", "ca
 
 
 def clock(seconds: float) -> str:
-    """A time of the job: "1:05", "2:00:10", "3 d 04:10"."""
+    """Format a time of the job: "1:05", "2:00:10", "3 d 04:10"."""
     whole = int(seconds)
     days, rest = divmod(whole, _DAY)
     hours, minutes, left = rest // 3600, rest % 3600 // 60, rest % 60
@@ -88,14 +88,14 @@ def clock(seconds: float) -> str:
 
 
 def ending_of(story: Story) -> str:
-    """How the job has ended, in words."""
+    """Return how the job has ended, as text."""
     if story.exit_code is None:
         return f"the log has no end: the job is running, or its driver was killed (last event at {clock(story.last)})"
     return f"exit code {story.exit_code}: {story.message}"
 
 
 def kept(rounds: Sequence[Round], first: int, last: int) -> tuple[Sequence[Round], int, Sequence[Round]]:
-    """The first and the last of them, and how many are between."""
+    """Return the first and the last rounds, and how many are between."""
     if len(rounds) <= first + last:
         return rounds, 0, ()
     return rounds[:first], len(rounds) - first - last, rounds[-last:]
@@ -103,16 +103,16 @@ def kept(rounds: Sequence[Round], first: int, last: int) -> tuple[Sequence[Round
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Of a screen.
+    """The layout for one kind of screen.
 
     Attributes:
         name: of its class.
-        width: of the picture.
-        left, right: of it, beside what is drawn over time.
+        width: of the picture, pixels.
+        left, right: of the areas beside the time axis.
         margin: of texts.
-        ticks: of the time, at most.
-        most_pieces: that can be pointed at one by one; of more a row is one element.
-        most_bytes: of the picture.
+        ticks: the most ticks of the time axis.
+        most_pieces: the most pieces with a tooltip each; a row with more is one element.
+        most_bytes: limit of the picture's size.
     """
 
     name: str
@@ -126,23 +126,23 @@ class _Layout:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether names stand above what they name, and not beside it."""
+        """Whether names are above the rows that they name, not beside them."""
         return self.left == self.margin
 
     @property
     def plot(self) -> float:
-        """The width of what is drawn over time."""
+        """The width of the time axis."""
         return self.width - self.left - self.right
 
     @property
     def letters(self) -> int:
-        """Of a line."""
+        """The number of letters in a line."""
         return int((self.width - 2 * self.margin) / _LETTER)
 
 
 _WIDE = _Layout("wide", 1200, left=150, right=24, margin=16, ticks=14, most_pieces=2000, most_bytes=550_000)
 _NARROW = _Layout("narrow", 360, left=12, right=12, margin=12, ticks=4, most_pieces=300, most_bytes=250_000)
-# A telephone says its own width, even where it shows a picture as if on a wide screen.
+# A phone reports its own width, even if it shows a picture as if on a wide screen.
 _IS_NARROW = "(max-width:600px),(max-device-width:600px)"
 
 
@@ -161,7 +161,7 @@ class _Picture:
     def __init__(self, story: Story, layout: _Layout, least: float = _HALF_PIXEL) -> None:
         self.story = story
         self.layout = layout
-        self.least = least  # pixels: narrower pieces are none
+        self.least = least  # pixels: narrower pieces are merged
         self.span = max(story.last, 1e-3)
         self.parts: list[str] = []
         self.y = 0.0
@@ -174,7 +174,7 @@ class _Picture:
     def x(self, at: float) -> float:
         return self.layout.left + self.layout.plot * min(max(at, 0.0), self.span) / self.span
 
-    # --- from above to below ---------------------------------------------------------------------------------------
+    # --- from top to bottom ----------------------------------------------------------------------------------------
 
     def draw(self, *, with_table: bool) -> str:
         self._head()
@@ -184,7 +184,7 @@ class _Picture:
         self._strip()
         self._curves()
         self._lanes()
-        # The numbers of rounds stand below the first name.
+        # The numbers of rounds are below the first name.
         self._columns(top + (19 if self.layout.is_narrow else 0))
         self._axis()
         if with_table:
@@ -196,14 +196,14 @@ class _Picture:
         return f'<svg class="{self.layout.name}" {size}>{ground}{"".join(self.parts)}</svg>'
 
     def _words(self, text: str, kind: str = "t", *, height: float = 18, size: float = 1.0) -> None:
-        """Lines of text, as many as it takes on a narrow screen."""
+        """Draw a text, in several lines on a narrow screen."""
         lines = textwrap.wrap(one_line(text), int(self.layout.letters / size)) if self.layout.is_narrow else [text]
         for each in lines[:8]:
             self.y += height
             self.parts.append(label(self.layout.margin, self.y, each, kind, longest=180))
 
     def _name(self, text: str, below: float) -> None:
-        """What is drawn next, beside it or above it; ``below`` the top of what is drawn."""
+        """Draw a name beside or above the next part; ``below`` is the top of that part."""
         if self.layout.is_narrow:
             self.y += 14
             self.parts.append(label(self.layout.margin, self.y, text, "s"))
@@ -257,7 +257,7 @@ class _Picture:
         self.y = legend_y + 22
 
     def _sizes(self) -> None:
-        """How many workers the rounds had, as steps."""
+        """Draw the sizes of the rounds, as steps."""
         sizes = self.story.sizes
         if not sizes:
             return
@@ -278,13 +278,13 @@ class _Picture:
         self.y = top + height + 8
 
     def _scale(self, high: str, low: str, height: float) -> None:
-        """Its ends, where there is room for them."""
+        """Label the ends of a scale, if there is room."""
         if not self.layout.is_narrow:
             self.parts.append(label(self.layout.left - 6, self.y + 10, high, "d", anchor="end"))
             self.parts.append(label(self.layout.left - 6, self.y + height, low, "d", anchor="end"))
 
     def _curves(self) -> None:
-        """How the job did, as far as its log has samples."""
+        """Draw the curves, if the log has samples."""
         curves, more = curves_of(self.story)
         for curve in curves:
             self._curve(curve)
@@ -315,7 +315,7 @@ class _Picture:
         self.y = top + height + 8
 
     def _strip(self) -> None:
-        """What the job did, in one row, and the same as bands behind all others."""
+        """Draw the job's time by category, in one row, and as bands behind all other rows."""
         self._name("the job", 13)
         for since, until, kind, many in self._fused([(p.since, p.until, p.kind) for p in self.story.pieces]):
             what = _NAMES.get(Category(kind), kind)
@@ -336,10 +336,10 @@ class _Picture:
         self.y += 27
 
     def _fused(self, pieces: Sequence[tuple[float, float | None, str]]) -> list[tuple[float, float, str, int]]:
-        """Pieces that can be seen: since, until, kind, and of how many each is made.
+        """Merge pieces until they are visible: since, until, kind, and the number of pieces in each.
 
-        One that is narrower than half a pixel becomes part of the one before it, unless that one ends well before it;
-        a short one that is alone is drawn half a pixel wide.
+        A piece narrower than half a pixel is merged with the one before it, unless there is a gap; a single short one
+        is drawn half a pixel wide.
         """
         fused: list[tuple[float, float, str, int]] = []
         least = self.span * self.least / self.layout.plot
@@ -361,7 +361,7 @@ class _Picture:
     # --- hosts and workers -----------------------------------------------------------------------------------------
 
     def _rows(self) -> dict[str, list[_Row]]:
-        """The rows of each host."""
+        """Return the rows of each host."""
         places: dict[str, dict[int, list[Life]]] = {name: {} for name in self.story.hosts}
         for life in self.story.lives:
             places.setdefault(life.worker.hostname, {}).setdefault(life.worker.slot, []).append(life)
@@ -422,7 +422,7 @@ class _Picture:
         self.y += 2
 
     def _host_above(self, host: str, height: float) -> bool:
-        """Names a host above its rows. Returns whether there is no room for it."""
+        """Name a host above its rows. Returns whether there is no room for it."""
         if height < 10:
             return True
         self.y += 13
@@ -457,7 +457,7 @@ class _Picture:
             self.parts.append(path(rects, _OF_WORKER[kind], f"{row.title}: {_SAID_OF_WORKER[kind]}"))
 
     def _crosses(self, marks: list[Mark], top: float, bottom: float, room: int) -> int:
-        """Deaths and losses of a host, and its workers that held up the others, where they were."""
+        """Draw deaths and losses of a host, and its workers that delayed the others, at their times."""
         seen: list[list[Mark]] = []
         for mark in marks:
             if mark.kind not in ("worker_dying", "worker_hung", "host_lost", "stall"):
@@ -482,10 +482,10 @@ class _Picture:
             self.parts.append(f'<path class="x" d="{drawn}"><title>{title}</title></path>')
         return len(shown)
 
-    # --- over all of them ------------------------------------------------------------------------------------------
+    # --- across all rows -------------------------------------------------------------------------------------------
 
     def _columns(self, top: float) -> None:
-        """Where rounds begin, with their numbers, and bands where the job did not train."""
+        """Draw the beginnings of rounds, with their numbers, and bands where the job did not train."""
         bands = [
             (since, until, kind)
             for since, until, kind, _ in self._fused([(p.since, p.until, p.kind) for p in self.story.pieces])
@@ -510,7 +510,7 @@ class _Picture:
                 last_number = x
         if left_out:
             self.notes.append(f"{left_out} rounds have no line of their own: they follow others within a few pixels")
-        # Behind what can be pointed at.
+        # Behind all parts with tooltips.
         self.parts[self._first_of_timeline : self._first_of_timeline] = drawn
 
     def _axis(self) -> None:
@@ -546,7 +546,7 @@ class _Picture:
         self.y += 10
 
     def _cards(self) -> None:
-        """The table, for a narrow screen: some lines for each round."""
+        """Draw the table for a narrow screen: some lines for each round."""
         rounds = self.story.rounds
         if not rounds:
             return
@@ -580,9 +580,9 @@ class _Picture:
 
 
 def svg(story: Story) -> str:
-    """The picture as one SVG document, UTF-8 without a declaration."""
+    """Return the picture as one SVG document, UTF-8 without a declaration."""
     wide, narrow = _drawn(story, _WIDE, with_table=True), _drawn(story, _NARROW, with_table=True)
-    # In units of the wide one, as it says its size; the screen of a telephone gives it another.
+    # In units of the wide layout, which determines its size; a phone's screen scales it.
     scale = _WIDE.width / _NARROW.width
     _, height = _size_of(wide)
     _, narrow_height = _size_of(narrow)
@@ -607,7 +607,7 @@ def _drawn(story: Story, layout: _Layout, *, with_table: bool) -> str:
 
 
 def _size_of(drawn: str) -> tuple[float, float]:
-    """The width and the height of a layout."""
+    """Return the width and the height of a layout."""
     found = _SIZE.search(drawn)
     assert found is not None
     return float(found[1]), float(found[2])
@@ -618,7 +618,7 @@ def _one_of_two(display: str) -> str:
 
 
 def page(story: Story) -> str:
-    """The picture and its tables as one page of HTML, which loads nothing."""
+    """Return the picture and its tables as one page of HTML, which loads nothing."""
     first, left_out, last = kept(story.rounds, _PAGE_FIRST, _PAGE_LAST)
     rows = []
     for index, each in enumerate((*first, *last)):

@@ -1,8 +1,8 @@
-"""Texts of others in lines of ours: what hosts, scripts and errors hold must not steer the terminal.
+"""Makes foreign texts safe in our lines: texts of hosts, scripts and errors must not control the terminal.
 
-Taken out are the control characters of both sets (C0 and DEL; C1, U+0080 to U+009F, of which U+009B is an escape
-sequence of its own), line and paragraph separators, and what turns the direction of text around, so that a line reads
-otherwise than it is.
+Removes the control characters of both sets (C0 and DEL; C1, U+0080 to U+009F, of which U+009B starts an escape sequence
+by itself), line and paragraph separators, and characters that change the direction of text, with which a line would
+read differently.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ import re
 from typing import Any, TypeVar
 
 _NOT_PRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
-# The second set in UTF-8; its first byte also begins characters that are to stay.
+# The second set in UTF-8; its first byte also begins characters that must stay.
 _C1 = re.compile(b"\xc2[\x80-\x9f]")
 
 _T = TypeVar("_T")
 
 
 def one_line(text: str) -> str:
-    """The text on one line, without anything that a terminal would act on."""
+    """Return the text on one line, without characters that a terminal would interpret."""
     return _NOT_PRINTED.sub(" ", text)
 
 
 def without_c1(data: bytes) -> bytes:
-    """A program's output for a terminal. Its escape sequences stay: colours and progress bars are made of them.
+    """Filter a program's output for a terminal. Escape sequences stay: colours and progress bars consist of them.
 
-    The second set of control characters is of no such use, and hides from whoever looks for escape sequences.
+    The second set of control characters has no such use, and evades a search for escape sequences.
     """
     return _C1.sub("\ufffd".encode(), data) if b"\xc2" in data else data
 
 
 def without_home(text: str) -> str:
-    """The text with a tilde for the user's home in each path."""
+    """Replace the user's home by a tilde in each path in a text."""
     home = os.path.expanduser("~").rstrip("/")
     return re.sub(rf"(?<![\w/.-]){re.escape(home)}(?![\w.-])", "~", text) if home.startswith("/") else text
 
 
 def all_without_home(value: _T) -> _T:
-    """Likewise each text in dataclasses, lists, tuples and the values of dictionaries, however deep."""
+    """Do the same for each text in dataclasses, lists, tuples and the values of dictionaries, recursively."""
     return _all_without_home(value)  # type: ignore[no-any-return]
 
 

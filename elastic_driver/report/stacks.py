@@ -1,7 +1,7 @@
-"""Stacks of many processes, grouped by likeness.
+"""Stacks of many processes, grouped by similarity.
 
-Owns which stacks are alike; :mod:`elastic_driver.health.dumps` reads them. Knows no job and no terminal: what its
-answers hold comes from scripts, and whoever prints it makes it printable.
+Owns the grouping; :mod:`elastic_driver.health.dumps` parses the stacks. Does not depend on jobs or terminals: texts in
+the results come from scripts, and have to be made printable by the caller.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Process:
     """A process and its stacks.
 
     Attributes:
-        worker: what it is, for people.
+        worker: its name, for messages.
         rank: its rank; -1 for none.
-        host: where it runs.
+        host: the host on which it runs.
         facts: the rest of the driver's answer.
-        main: its main thread; None where there is no stack.
-        others: other threads that are worth a look.
+        main: its main thread; None if there is no stack.
+        others: other threads of interest.
         reason: why there is no stack.
     """
 
@@ -37,7 +37,7 @@ class Process:
 
 
 def process_of(answer: Mapping[str, Any]) -> Process:
-    """One entry of ``GET /v1/stacks``."""
+    """Parse one entry of ``GET /v1/stacks``."""
     threads = parse(str(answer.get("text") or ""))
     main = main_thread(threads)
     others = tuple(thread for thread in threads if thread is not main and not thread.is_idle and not thread.is_ours)
@@ -56,12 +56,12 @@ def process_of(answer: Mapping[str, Any]) -> Process:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Processes whose main threads stand at the same place.
+    """Processes whose main threads are at the same place.
 
     Attributes:
         processes: by rank.
-        frames: of the main thread, the innermost first; () where there is no stack.
-        reason: why there is none.
+        frames: of the main thread, the innermost first; () if there is no stack.
+        reason: why there is no stack.
     """
 
     processes: tuple[Process, ...]
@@ -70,7 +70,7 @@ class Group:
 
     @property
     def order(self) -> tuple[int, int, str]:
-        """The odd ones first."""
+        """A sort key that puts unusual groups first."""
         first = self.processes[0]
         return len(self.processes), first.rank, first.worker
 
@@ -81,7 +81,7 @@ class Family:
 
     Attributes:
         groups: the smallest first.
-        shared: the outer frames that all have, the innermost of them first; () where there is one group only.
+        shared: the outer frames that all share, the innermost of them first; () if there is one group only.
     """
 
     groups: tuple[Group, ...]
@@ -89,7 +89,7 @@ class Family:
 
 
 def families(processes: Iterable[Process]) -> list[Family]:
-    """The processes by likeness, the odd ones first."""
+    """Group processes by similarity, unusual groups first."""
     members: dict[tuple[tuple[Frame, ...], str], list[Process]] = {}
     for process in processes:
         frames = () if process.main is None else _without_imports(process.main.frames)
@@ -102,7 +102,7 @@ def families(processes: Iterable[Process]) -> list[Family]:
         key=lambda group: group.order,
     )
     found: list[tuple[list[Group], tuple[Frame, ...]]] = []
-    by_root: dict[Frame, list[int]] = {}  # families by their outermost frame: others share nothing with them
+    by_root: dict[Frame, list[int]] = {}  # families by their outermost frame; those of others share nothing
     for group in groups:
         root = group.frames[-1] if group.frames else None
         for index in by_root.get(root, ()) if root is not None else ():
@@ -120,12 +120,12 @@ def families(processes: Iterable[Process]) -> list[Family]:
 
 
 def _without_imports(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """The frames but those of Python's import system, as in tracebacks: six for each import."""
+    """Return the frames without those of Python's import system, as in tracebacks: six for each import."""
     return tuple(frame for frame in frames if not frame.file.startswith("<frozen importlib.")) or frames
 
 
 def _common(one: Sequence[Frame], other: Sequence[Frame]) -> tuple[Frame, ...]:
-    """The outer frames that both have."""
+    """Return the outer frames that both share."""
     shared = 0
     while shared < min(len(one), len(other)) and one[-1 - shared] == other[-1 - shared]:
         shared += 1
@@ -133,7 +133,7 @@ def _common(one: Sequence[Frame], other: Sequence[Frame]) -> tuple[Frame, ...]:
 
 
 def spell_ranks(ranks: Iterable[int], *, width: int = 60) -> str:
-    """Ranks for people: "0-3,5"; what is longer than so many characters is cut, and says how many there are."""
+    """Format ranks: "0-3,5"; a text longer than ``width`` characters is cut, and gives their number."""
     spans: list[list[int]] = []
     known = sorted(set(ranks))
     for rank in known:

@@ -1,6 +1,6 @@
-"""The stacks of a job's workers as people read them: who waits for whom, then groups of workers, the odd ones first.
+"""Formats the stacks of a job's workers: which ranks wait for which, then groups of workers, unusual groups first.
 
-Owns the wording. What is alike is :mod:`elastic_driver.report.stacks`'s to say.
+Owns the wording. :mod:`elastic_driver.report.stacks` does the grouping.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from elastic_driver.report.stacks import (
 )
 from elastic_driver.words import counted
 
-# What a screen or two hold. More is in --all and --json.
+# As much as fits on a screen or two. The rest is in --all and --json.
 _MOST_FAMILIES, _MOST_GROUPS = 12, 6
 _INNERMOST, _OUTERMOST = 16, 8
 _MOST_OTHERS, _FRAMES_OF_OTHERS = 3, 4
@@ -29,11 +29,11 @@ _MOST_WAITING = 8
 
 
 def stacks_text(answer: Mapping[str, Any], *, ungrouped: bool = False) -> str:
-    """What people read.
+    """Format the answer as text.
 
     Args:
         answer: of ``GET /v1/stacks``.
-        ungrouped: whether each worker is shown by itself, with all its threads.
+        ungrouped: whether to show each worker separately, with all its threads.
     """
     hosts = {each.get("rank"): str(each.get("host", "")) for each in answer["stacks"]}
     parts = [list(_waiting(answer.get("waiting", ()), hosts))]
@@ -118,7 +118,7 @@ def _frames(frames: Sequence[Frame], *, indent: str = "    ") -> Iterator[str]:
 
 
 def _others(group: Group) -> Iterator[str]:
-    """Other threads of the group, by what they do."""
+    """Format other threads of the group, by place."""
     by_place: dict[tuple[Frame, ...], set[tuple[int, str]]] = {}
     for process in group.processes:
         for thread in process.others:

@@ -1,6 +1,6 @@
-"""The text of the status line: the job's sentence, and its figures behind it.
+"""The text of the status line: the job's sentence, followed by its figures.
 
-Pure; knows no terminal. On a narrow one the sentence is cut before a figure is, and figures go from the last on.
+Pure; does not access a terminal. In a narrow one the sentence is cut first, then figures are dropped from the end.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ _CUT = "…"
 
 
 def figures(*, steps_per_s: float | None, steps: int, commits: int, suspected: int) -> tuple[str, ...]:
-    """What stands behind the sentence, the most important first.
+    """Return the figures after the sentence, the most important first.
 
     Args:
-        steps_per_s: of the training; None while it is not known.
-        steps: of its training so far, as one worker counts them; 0 where none does.
-        commits: so far; 0 for none, or where the workers make none.
-        suspected: workers that seem to hang.
+        steps_per_s: of the training; None while unknown.
+        steps: of the training so far, as counted by one worker; 0 if none counts them.
+        commits: so far; 0 for none, or if the workers make none.
+        suspected: the number of workers suspected to hang.
     """
     found = []
     if suspected:
@@ -25,17 +25,17 @@ def figures(*, steps_per_s: float | None, steps: int, commits: int, suspected: i
         found.append(f"{steps_per_s:.3g} steps/s" if steps_per_s < 100 else f"{steps_per_s:.0f} steps/s")
     if commits:
         found.append(f"commit {commits}")
-    # Where each step ends with a commit they are the same number.
+    # If each step ends with a commit, the two numbers are the same.
     if steps and steps != commits:
         found.append(f"step {steps}")
     return tuple(found)
 
 
 def status_line(sentence: str, figures: tuple[str, ...] = (), *, width: int) -> str:
-    """The line, at most so many characters wide.
+    """Return the line, at most ``width`` characters wide.
 
     Args:
-        sentence: why the job stands where it stands.
+        sentence: the job's state, and the reason for it.
         figures: of :func:`figures`.
         width: of the terminal, without its last column.
     """

@@ -1,7 +1,7 @@
-"""The story of a job as its event log tells it, in values that a picture or a table can be made of.
+"""A job's story, read from its event log, as values for pictures and tables.
 
-Owns how the log is read: of a job that runs, has ended or was killed, of the last one in a file or of another, whatever
-else stands there. Knows no file and no form of output. Times are seconds since the job's start.
+Owns the reading of the log: of a running, ended or killed job, of the last job in a file or another one, whatever else
+the file contains. Does not open files or write output. Times are seconds since the job's start.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.report.goodput import Booked, Category
 from elastic_driver.words import ExitCode, NoticeKind
 
-# What a worker did in a piece of its life.
+# The kinds of a worker's pieces.
 BOOTS, WORKS, WAITS, DRAINED, ENDS = "boots", "works", "waits", "drained", "ends"
 
-# Seconds that a log can mean, also since 1970: thousands of years. JSON takes "NaN" and "1e999" for numbers, too.
+# Limit of times in a log, including those since 1970: thousands of years. JSON also accepts "NaN" and "1e999".
 _MOST_S = 1e11
 
 
 @dataclass(slots=True)
 class Piece:
-    """A stretch of time in which something was the same; ``until`` None while it goes on."""
+    """A stretch of time of one kind; ``until`` is None while it lasts."""
 
     kind: str
     since: float
@@ -38,10 +38,10 @@ class Life:
     """A worker's process.
 
     Attributes:
-        worker: its name.
-        pieces: what it did.
+        worker: its id.
+        pieces: its activities.
         ended_at: None while it lives.
-        how: its end in words; "" where it is no news.
+        how: its end as text; "" if unremarkable.
         rank: its last one; None for none.
     """
 
@@ -52,7 +52,7 @@ class Life:
     rank: int | None = None
 
     def turn(self, kind: str, at: float) -> None:
-        """From now on it does this."""
+        """Begin a piece of another kind."""
         if self.pieces[-1].kind != kind:
             self.pieces[-1].until = at
             self.pieces.append(Piece(kind, at))
@@ -60,7 +60,7 @@ class Life:
 
 @dataclass(slots=True)
 class Round:
-    """A round, and what it cost to get there; ``took_s`` and ``lost_s`` are None where nobody knows."""
+    """A round, and its cost; ``took_s`` and ``lost_s`` are None if unknown."""
 
     round_id: int
     at: float
@@ -74,7 +74,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened at one moment; ``host`` "" where it is the whole job's."""
+    """A single event; ``host`` is "" if it concerns the whole job."""
 
     at: float
     kind: str
@@ -84,7 +84,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How the job did at a moment, as :class:`~elastic_driver.health.sampler.Sampled` has it; None for not known."""
+    """The job's state at one time, as in :class:`~elastic_driver.health.sampler.Sampled`; None for unknown values."""
 
     at: float
     steps_per_s: float | None
@@ -99,23 +99,24 @@ class Sample:
 
 @dataclass(slots=True)
 class Story:
-    """See above.
+    """A job's story.
 
     Attributes:
-        job_id, began: which job, and when it began, unix seconds.
-        version: of the driver; "" where the log has none.
+        job_id, began: the job, and when it began, unix seconds.
+        version: of the driver; "" if the log has none.
         last: the time of the last event.
-        pieces: what the job did, by category of its goodput.
+        pieces: the job's time, by category of its goodput.
         rounds, lives, marks: in the order of their times.
-        hosts: names, in the order in which they were seen.
-        sizes: members of the rounds, from when on.
-        samples: for curves; none of an older log.
-        resets: how often training was broken off for another round.
-        tells_commits: whether its workers tell of commits.
-        cut_at: from when on only the goodput and the end are known, as the log had grown too large; None for all.
-        told: its goodput, as its driver told it last.
-        exit_code, message: how it ended; None while it runs, or where it was killed.
-        skipped: lines that are none of an event log's.
+        hosts: names, in the order of their first appearance.
+        sizes: the number of members of each round, with its time.
+        samples: for curves; empty for an older log.
+        resets: how often training was interrupted for another round.
+        tells_commits: whether its workers report commits.
+        cut_at: from when on only goodput and the end are known, since the log had grown too large; None if it is
+            complete.
+        told: its goodput, as last reported by its driver.
+        exit_code, message: how it ended; None while it runs, or if it was killed.
+        skipped: the number of lines that do not belong to an event log.
     """
 
     job_id: str
@@ -139,7 +140,7 @@ class Story:
 
     @property
     def booked(self) -> Booked:
-        """What its time went into; of a log that was cut, what its driver says."""
+        """The job's time by category; for a log that was cut, as reported by its driver."""
         if self.cut_at is not None and self.told is not None:
             return replace(self.told, resets=self.resets)
         of_workers = (Category.JOINER_BOOT, Category.DRAINED)
@@ -152,23 +153,23 @@ class Story:
 
     @property
     def cut(self) -> str:
-        """In words, that its log was cut; "" where it was not."""
+        """A sentence saying that its log was cut; "" if it was not."""
         if self.cut_at is None:
             return ""
         return "the log reached its size limit: later events are missing, except for goodput and the end"
 
 
 class Reader:
-    """Takes an event log line by line. What is left is the story of the last job, or of the one that was asked for.
+    """Reads an event log line by line. Keeps the story of the last job, or of the requested one.
 
     Args:
-        job: the beginning of a job's id; "" for the last one.
+        job: the beginning of a job's id; "" for the last job.
     """
 
     def __init__(self, job: str = "") -> None:
         self._wanted = job
         self.story: Story | None = None
-        self._open = False  # whether what comes is of that story
+        self._open = False  # whether the next events belong to that story
         self._skipped = 0
         self._zero = 0.0
         self._living: dict[str, Life] = {}
@@ -177,10 +178,10 @@ class Reader:
         self._on_change: str | None = None
         self._trained_until: float | None = None
         self._has_trained = False
-        self._changed_at = 0.0  # when the job last came to do something else, or to another round
+        self._changed_at = 0.0  # when the job's standing last changed, or a round was formed
 
     def read(self, lines: Iterable[bytes]) -> Story | None:
-        """Takes all lines. Gives the story; None when there is no such job."""
+        """Read all lines. Returns the story; None if there is no such job."""
         for line in lines:
             self.take(line)
         if self.story is not None:
@@ -188,7 +189,7 @@ class Reader:
         return self.story
 
     def take(self, line: bytes) -> None:
-        """Takes one line. One that cannot be read is counted."""
+        """Read one line. An unreadable line is counted."""
         try:
             event = json.loads(line)
             kind = event["event"]
@@ -224,7 +225,7 @@ class Reader:
             case "took_over":
                 text = f"another driver took over, after {_seconds(event['away_s']):.1f} s without a driver"
                 story.marks.append(Mark(at, kind, text))
-                for key in event["pids"]:  # the driver that died may have told nobody of one
+                for key in event["pids"]:  # the driver that died may not have reported one of them
                     self._worker(story, "worker_started", {"worker": key}, at)
             case "stalled" if self._doing is Doing.TRAINING:
                 since = max(at - _seconds(event["stood_s"]), self._changed_at)
@@ -302,7 +303,7 @@ class Reader:
 
     @staticmethod
     def _turn(story: Story, category: Category, at: float) -> None:
-        """From now on the job does this, as far as that is known."""
+        """Begin a piece of another category, unless the log was cut before."""
         if story.cut_at is None and story.pieces[-1].kind != category:
             story.pieces[-1].until = at
             story.pieces.append(Piece(category, at))
@@ -319,7 +320,7 @@ class Reader:
         if lost_s is not None:
             formed.lost_s = _seconds(lost_s)
             if self._doing is Doing.TRAINING:
-                self._trained_until = at  # a loss and the round after it are one step: this is told first
+                self._trained_until = at  # a loss and the round after it are one step: this event comes first
             if since_commit_s and self._trained_until is not None:
                 until, within_s = self._trained_until, _seconds(since_commit_s)
                 _rewrite(story.pieces, until - within_s, until, Category.RECOMPUTED, only=Category.TRAINING)
@@ -344,7 +345,7 @@ class Reader:
         worker = WorkerId.parse(key)
         if kind == "worker_started":
             if key in self._living and self._living[key].ended_at is None:
-                return  # a takeover tells of it, too
+                return  # also reported at a takeover
             story.hosts.setdefault(worker.hostname)
             life = self._living[key] = Life(worker, [Piece(BOOTS, at)])
             story.lives.append(life)
@@ -369,7 +370,7 @@ class Reader:
             case "worker_hung":
                 story.marks.append(Mark(at, kind, f"worker {worker} hangs: {event['reason']}", worker.hostname))
                 known.how = f"hung: {event['reason']}"
-            # What a driver that watches its workers' steps tells of who holds up the others.
+            # Reports, by a driver that monitors steps, of workers that delay the others.
             case "worker_suspected":
                 story.marks.append(Mark(at, "stall", f"worker {worker}: {event['why']}", worker.hostname))
             case "straggler":
@@ -388,7 +389,7 @@ class Reader:
 
 
 def _sample(event: Mapping[str, Any], at: float) -> Sample:
-    """Raises ValueError, KeyError, TypeError or AttributeError for what is none."""
+    """Parse a sample. Raises ValueError, KeyError, TypeError or AttributeError if it is invalid."""
     figures = {str(name): _number(value) for name, value in event["figures"].items()}
     return Sample(
         at,
@@ -404,13 +405,13 @@ def _sample(event: Mapping[str, Any], at: float) -> Sample:
 
 
 def _number(value: Any) -> float | None:
-    """A number that can be drawn; None for none. Raises TypeError or ValueError for what is no number at all."""
+    """Return a finite number; None for others. Raises TypeError or ValueError if it is not a number."""
     number = None if value is None else float(value)
     return None if number is None or not math.isfinite(number) else number
 
 
 def _seconds(value: Any) -> float:
-    """A number that a log can hold. Raises ValueError or TypeError for what is none."""
+    """Return a time within the limit. Raises ValueError or TypeError for any other value."""
     seconds = float(value)
     if not abs(seconds) <= _MOST_S:  # also for nan
         raise ValueError(f"{seconds} s")
@@ -418,7 +419,7 @@ def _seconds(value: Any) -> float:
 
 
 def _rewrite(pieces: list[Piece], since: float, until: float, kind: str, *, only: str | None = None) -> None:
-    """What lies between these times was something else after all; ``only`` what was taken for that."""
+    """Change the kind of all pieces between these times; with ``only``, just of that kind."""
     start = len(pieces)
     while start > 0 and (pieces[start - 1].until is None or (pieces[start - 1].until or 0.0) > since):
         start -= 1

@@ -1,9 +1,10 @@
-"""Tracebacks of workers: one that many of them print is shown once.
+"""Tracebacks of workers: shows one that many workers print only once.
 
-A mistake in a script fails in every process alike, and sixty tracebacks, interleaved, hide the one. So the first is
-shown as it comes, and what repeats a traceback that has been shown is held: until it differs, or a moment has passed
-(then it was a message, and the worker goes on), or its process has ended. Where it is the same then, to its last line,
-it is not shown again; files under ``--output-filename`` have all of it. Owns what is held; writes nothing.
+A bug in a script fails in every process alike, and sixty interleaved tracebacks are unreadable. So the first is shown
+as
+it arrives, and one that repeats a traceback already shown is held back: until it differs, or a moment has passed (then
+it was a message, and the worker continues), or its process has ended. If it is the same to its last line by then, it is
+not shown again; files under ``--output-filename`` contain all of it. Owns the held output; writes nothing.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import re
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-# A process that prints its last traceback is gone within milliseconds, with exit handlers within tenths of a second.
+# A process that prints its last traceback exits within milliseconds, with exit handlers within tenths of a second.
 _HOLD_S = 1.0
 _MOST_BYTES = 65536
 _MOST_KNOWN = 100
 _MARK = b"]<stderr>:"
-# Before each line of a traceback, where torch.distributed is initialized.
+# The prefix of each line of a traceback if torch.distributed is initialized.
 _RANK = re.compile(rb"\[rank\d+\]: ")
-# The last two: a script that Python cannot compile, or find.
+# The last two: a script that Python cannot compile, or cannot find.
 _FIRST_LINE = re.compile(
     re.escape(_MARK)
     + rb"(\[rank\d+\]: )?(  \+ Exception Group |Traceback \(most recent call last\):|  File \"|\S+: can't open file )"
@@ -28,16 +29,16 @@ _FIRST_LINE = re.compile(
 
 @dataclass(slots=True)
 class _Traceback:
-    """What a worker has printed from a traceback's first line on.
+    """A worker's output from a traceback's first line on.
 
     Attributes:
         label: of the worker.
-        since: when its first line came, in seconds of a monotonic clock.
-        serial: of the output that brought that line.
-        lines: without what differs among workers.
-        size: of all of them with it, in bytes.
-        held: what of it is not shown.
-        is_shown: whether it is shown as it comes, as it is like none that was shown before.
+        since: when its first line arrived, in seconds of a monotonic clock.
+        serial: number of the output that contained that line.
+        lines: without the parts that differ between workers.
+        size: of all lines including these parts, in bytes.
+        held: the part not yet shown.
+        is_shown: whether it is shown as it arrives, since it differs from all those shown before.
     """
 
     label: str
@@ -50,26 +51,26 @@ class _Traceback:
 
 
 class Tracebacks:
-    """What is held, and what has been shown already."""
+    """Holds back repeated tracebacks, and remembers those shown."""
 
     def __init__(self) -> None:
         self._growing: dict[str, _Traceback] = {}  # by the worker's label
-        self._ended: list[_Traceback] = []  # as far as they are held, for one that is behind and may be the same
+        self._ended: list[_Traceback] = []  # still held, since one that is behind may become the same
         self._shown: list[_Traceback] = []
-        self._held: OrderedDict[int, _Traceback] = OrderedDict()  # by their ids, as they came
+        self._held: OrderedDict[int, _Traceback] = OrderedDict()  # by their object ids, in order of arrival
 
     @property
     def first_held(self) -> int | None:
-        """The serial number of the first output of which something is held; None for none."""
+        """The serial number of the earliest output that is partly held; None for none."""
         return next((one.serial for one in self._held.values()), None)
 
     def take(self, data: bytes, now: float, serial: int = 0) -> bytes:
-        """Takes whole lines of one worker's standard error, prefixed with its label. Returns what is shown at once.
+        """Take whole lines of one worker's standard error, prefixed with its label. Returns the part to show at once.
 
         Args:
             data: the lines.
             now: the time, in seconds of a monotonic clock.
-            serial: a number that grows with each output.
+            serial: the number of this output; increases with each.
         """
         head, mark, _ = data.partition(_MARK)
         label = head.rpartition(b"[")[2].decode(errors="replace")
@@ -94,27 +95,27 @@ class Tracebacks:
         return before + self._let_go(growing) + self._settled()
 
     def _let_go(self, one: _Traceback) -> bytes:
-        """What is held of it, which is to be shown."""
+        """Release a traceback: return its held output, in order to show it."""
         self._held.pop(id(one), None)
         held, one.held = one.held, b""
         return held
 
     def _may_become_one(self, growing: _Traceback) -> bool:
-        """Whether it is the same so far as one that is shown, which may be the one that is behind."""
+        """Return whether it equals one already shown so far, including one that has fewer lines yet."""
         return any(
             growing.lines == shown.lines[: len(growing.lines)] or self._is_behind(shown, growing)
             for shown in self._shown
         )
 
     def _is_behind(self, shown: _Traceback, other: _Traceback) -> bool:
-        """Whether the one that is shown may still become the same as the other."""
+        """Return whether the one already shown, which has fewer lines, may still become the same as the other."""
         return self._growing.get(shown.label) is shown and shown.lines == other.lines[: len(shown.lines)]
 
     def _same_as(self, ended: _Traceback) -> str:
         return next((shown.label for shown in self._shown if shown.lines == ended.lines), "")
 
     def _settled(self) -> bytes:
-        """What is to be shown of those that have ended, now that one that is shown has grown, or grows no more."""
+        """Return the output to show of ended workers, after one already shown has grown or ended."""
         waiting, show = [], b""
         for one in self._ended:
             if same := self._same_as(one):
@@ -128,26 +129,26 @@ class Tracebacks:
         return show
 
     def _first_of_its_kind(self, one: _Traceback) -> bytes:
-        """What of it is to be shown; others that are the same are not shown any more."""
+        """Mark a traceback as shown, so that same ones are not shown again. Returns its held output."""
         one.is_shown = True
         if len(self._shown) < _MOST_KNOWN:
             self._shown.append(one)
         return self._let_go(one)
 
     def overdue(self, now: float) -> bytes:
-        """What has been held for long enough: its worker goes on."""
+        """Return output that has been held long enough: its worker continues."""
         late = [label for label, one in self._growing.items() if now - one.since >= _HOLD_S]
         return b"".join(self._let_go(self._growing.pop(label)) for label in late) + self._settled()
 
     def ended(self, label: str, *, has_failed: bool) -> tuple[bytes, str]:
-        """The worker's process has ended.
+        """Note the end of a worker's process.
 
         Args:
             label: of the worker.
-            has_failed: else what it has printed was a message, of which nothing is left away.
+            has_failed: if false, its output was a message, and is shown in full.
 
         Returns:
-            What is to be shown now, and the label of the worker that printed the same before; "" for none.
+            The output to show now, and the label of the worker that printed the same traceback before; "" for none.
         """
         ended = self._growing.pop(label, None)
         if ended is None:
@@ -166,7 +167,7 @@ class Tracebacks:
         return self._first_of_its_kind(ended), ""
 
     def rest(self) -> bytes:
-        """All that is held."""
+        """Return all held output."""
         rest = b"".join(self._let_go(one) for one in tuple(self._held.values()))
         self._growing.clear()
         self._ended.clear()

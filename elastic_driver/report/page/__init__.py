@@ -1,1 +1,1 @@
-"""The page: a running job in a browser. See :mod:`elastic_driver.report.page.site`."""
+"""The page: a running job in a browser. Begin with :mod:`elastic_driver.report.page.site`."""

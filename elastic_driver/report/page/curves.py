@@ -1,10 +1,10 @@
-"""The curves of the page: how the job did over its time, in a bounded number of points.
+"""The page's curves: the job's samples over time, in a bounded number of points.
 
-Owns which points are kept. The newest ones are as fine as they came; the older ones are all equally far apart, further
-the longer the job lasts. What a point says is :class:`~elastic_driver.health.sampler.Sampled`'s.
+Owns which points are kept. The newest ones are kept as they were taken; the older ones at equal distances, which grow
+with the job's length. A point's values are those of :class:`~elastic_driver.health.sampler.Sampled`.
 
 They are sent as ``{"t": [unix seconds, ...], "series": {NAME: [number or null, ...], ..., "figures": {NAME: [...]}}}``.
-A series without a single value is left out; one that is left out of points that are appended has none there.
+A series without a single value is omitted; one omitted from appended points has no values there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from elastic_driver.health.sampler import Sampled
 
 MOST_POINTS = 2000
-"""Of each curve."""
+"""Limit of points in each curve."""
 _FINE_POINTS = 600
 _LEAST_S = 2.0
 _MB = 1 << 20
@@ -26,24 +26,24 @@ Points = dict[str, Any]
 
 
 class Curves:
-    """See above."""
+    """Keeps the points of all curves."""
 
     def __init__(self) -> None:
         self._times: list[float] = []
         self._series: dict[str, Column] = {name: [] for name in _NAMES}
         self._figures: dict[str, Column] = {}
-        self._spacing_s = _LEAST_S  # of the older points
-        self._told = 0  # points that browsers have; -1 where they have others than these
+        self._spacing_s = _LEAST_S  # between the older points
+        self._told = 0  # points that browsers have; -1 if they have other ones than these
 
     def add(self, at: float, sample: Sampled) -> None:
-        """One more point.
+        """Add a point.
 
         Args:
-            at: when, seconds since the epoch.
-            sample: how the job did then.
+            at: its time, seconds since the epoch.
+            sample: the job's state then.
         """
         if self._times and at <= self._times[-1]:
-            # Somebody has set the clock: nobody knows when those were that are later now.
+            # The clock has been set back: the real times of later points are unknown.
             self._keep([time < at for time in self._times])
         self._times.append(at)
         values = (
@@ -64,14 +64,14 @@ class Curves:
             self._thin()
 
     def news(self) -> Points:
-        """What changes a frame, and is told with it: ``curves`` anew, ``curves_new`` behind those, or nothing."""
+        """Return the changes for the next frame: all ``curves``, ``curves_new`` to append, or nothing."""
         begin, self._told = self._told, len(self._times)
         if begin < 0:
             return {"curves": self._points(0, self._told)}
         return {"curves_new": self._points(begin, self._told)} if begin < self._told else {}
 
     def whole(self) -> Points:
-        """All that was told."""
+        """Return all points that have been sent."""
         return self._points(0, len(self._times) if self._told < 0 else self._told)
 
     def _points(self, begin: int, end: int) -> Points:
@@ -92,10 +92,10 @@ class Curves:
         self._keep(kept)
 
     def _spaced(self, fine: int) -> list[bool]:
-        """Which points are kept: all from number ``fine`` on, and of the older ones those that are far enough apart."""
+        """Choose the points to keep: all from index ``fine`` on, and of the older ones those far enough apart."""
         last, kept = float("-inf"), []
         for index, time in enumerate(self._times):
-            kept.append(index >= fine or time - last >= self._spacing_s * 0.9)  # they come a little early or late
+            kept.append(index >= fine or time - last >= self._spacing_s * 0.9)  # samples may be a little early or late
             last = time if kept[-1] else last
         return kept
 
@@ -112,5 +112,5 @@ def _mb(size: int | None) -> float | None:
 
 
 def _short(value: float | None) -> float | None:
-    """No finer than anybody can see."""
+    """Round to a visible precision."""
     return None if value is None else float(f"{value:.6g}")

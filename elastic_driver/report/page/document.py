@@ -1,6 +1,6 @@
-"""The page as one document: its parts put together, and what a browser may run of it.
+"""The page as one document: combines its parts, and defines what a browser may run of it.
 
-Owns which files are its parts. They are written to be put into a ``style`` and a ``script``, and name nothing outside.
+Owns the list of its parts. They are written for a ``style`` and a ``script`` element, and refer to nothing outside.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PARTS = ("words.js", "curves.js")
 
 @cache
 def document() -> str:
-    """The page, of which nothing is known of a job yet."""
+    """Return the page, without any content about a job."""
     folder = Path(__file__).parent
     page = folder.joinpath("page.html").read_text("utf-8").replace("/* palette */", palette.colours())
     for name in _PARTS:
@@ -27,9 +27,9 @@ def document() -> str:
 
 
 def policy(page: str) -> str:
-    """What the browser may load and run: what stands in the document, told by its digest, and nothing else.
+    """Return the policy for the browser: it may load and run the document's parts, by their digests, and nothing else.
 
-    One who serves the page adds that nobody may frame it: a document cannot say that of itself.
+    The server of the page adds that it must not be framed, which a document cannot declare by itself.
     """
 
     def digests(tag: str) -> str:

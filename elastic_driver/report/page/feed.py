@@ -1,14 +1,14 @@
-"""The page's feed: the job's state and story, sent to each browser whole at first, then only what has changed.
+"""The page's feed: sends the job's state and story to each browser, first completely, then only the changes.
 
-Owns what was sent, to whom, and how often. A frame is encoded once for all browsers. Nothing is computed while nobody
-looks, and where a frame costs much there are fewer: together they take no more than a fortieth of a processor.
+Owns the frames sent, their recipients and their rate. A frame is encoded once for all browsers. Nothing is computed
+while no browser is connected, and expensive frames are sent less often: together they take at most a fortieth of a
+processor.
 
-A frame is an object: "job" (fields of the job, those that have changed), "hosts" and "workers" (rows by name, the
-fields that have changed), "gone" (names of rows that are no more), "ended_workers" (rows of the last workers that have
-ended, all of them where one has come), "story" (entries that are new or have changed, by "n") and "story_from" (the
-oldest entry there is), "curves" (all of them) or "curves_new" (points behind those that there are), as
-:mod:`elastic_driver.report.page.curves` has them. With "whole" it begins anew. A job that has ended keeps the last of
-its figures.
+A frame is an object: "job" (changed fields of the job), "hosts" and "workers" (changed fields of rows, by name), "gone"
+(names of removed rows), "ended_workers" (rows of the last workers that have ended; all of them if there is a new one),
+"story" (new or changed entries, by "n") and "story_from" (the oldest entry kept), "curves" (all points) or "curves_new"
+(points to append), as defined in :mod:`elastic_driver.report.page.curves`. A frame with "whole" replaces everything. A
+job that has ended keeps its last figures.
 """
 
 from __future__ import annotations
@@ -32,43 +32,43 @@ from elastic_driver.report.page.curves import Curves
 from elastic_driver.report.page.story import Story
 
 FRAME_S = 0.5
-"""From one frame to the next, at least."""
+"""The shortest interval between frames."""
 _LONGEST_FRAME_S = 5.0
 _SHARE = 1 / 40
-# A browser that hears nothing for some seconds says so.
+# A browser that receives nothing for some seconds reports that.
 _BEAT_S = 2.0
-# Ages become points in time, which stay as they are; what the clocks' steps and rounding do to them is no change.
+# Ages become points in time, which do not change; differences from clock steps and rounding are no changes.
 _SAME_S = 0.3
 _AGES = {"since_s": "since", "committed_s": "committed", "waits_s": "waits", "ready_in_s": "ready_at"}
 _ROUNDED = {"cpu": 2, "steps_per_s": 3, "waited_s": 0}
 _MB = 1 << 20
 _MOST_ENDED = 64
-"""Workers that have ended and are still shown. Those that failed stay longest: the first ones, and the last ones."""
-# What a job has no more when its workers have ended, and what of it is shown all the same.
+"""The most ended workers that are shown. Failed ones are kept longest: the first ones, and the last ones."""
+# Figures that a job loses when its workers have ended, and that are still shown.
 _LAST_FIGURES = ("steps_per_s", "goodput")
-# Of a worker's last row, what it is still shown with.
+# The fields of a worker's last row that are still shown.
 _LAST_OF_WORKERS = ("round_id", "steps", "commits", "rss_mb")
 
 Row = dict[str, Any]
 
 
 class Timer(Protocol):
-    """What call_later gives."""
+    """The handle that call_later returns."""
 
     def cancel(self) -> None:
-        """It does not fire."""
+        """Cancel the call."""
 
 
 class Feed:
-    """See above; a Listener of the chronicle. Used on the event loop only.
+    """Sends frames to browsers; a Listener of the chronicle. Used on the event loop only.
 
     Args:
-        status: the job now, as ``GET /v1/status`` has it, and what else is shown of it.
-        curves: how it did so far.
+        status: returns the job's present state as in ``GET /v1/status``, and what else is shown of it.
+        curves: the job's curves so far.
         call_later: of the event loop.
-        clock: seconds since the epoch.
-        work_clock: the processor time of this thread, seconds.
-        failed: is told of an error by which nothing can be shown; browsers are told of it, too.
+        clock: returns seconds since the epoch.
+        work_clock: returns the processor time of this thread, seconds.
+        failed: called with an error that prevents a frame; browsers are informed, too.
     """
 
     live = False
@@ -93,12 +93,12 @@ class Feed:
         self._streams: dict[WebStream, None] = {}
         self._job: Row = {}
         self._rows: dict[str, dict[str, Row]] = {"hosts": {}, "workers": {}}
-        self._ranks: dict[str, int] = {}  # the last ones of workers that live
-        self._lasts: dict[str, Row] = {}  # of workers whose end is about to be told
+        self._ranks: dict[str, int] = {}  # the last ranks of living workers
+        self._lasts: dict[str, Row] = {}  # of workers whose end is about to be reported
         self._ended: dict[str, Row] = {}  # the oldest first
         self._has_ended_anew = False
         self._number = 0
-        self._whole = b""  # of the present number; empty until somebody needs it
+        self._whole = b""  # of the present number; empty until needed
         self._looked_at = self._sent_at = self._due = 0.0
         self._timer: Timer | None = None
         self._is_closed = False
@@ -106,7 +106,7 @@ class Feed:
     # --- Listener --------------------------------------------------------------------------------------------------
 
     def hear(self, happening: Happening) -> None:
-        """See Listener."""
+        """Update the story for a happening (Listener)."""
         if isinstance(happening, Status | MomentPassed | Sampled):
             return
         try:
@@ -118,23 +118,23 @@ class Feed:
             self._send_frame()
 
     def seen_last(self, key: str, vitals: Mapping[str, object]) -> None:
-        """A worker has ended, of which the status knows no more from now on; its end is told after this.
+        """Note a worker's last row, before it disappears from the status and its end is reported.
 
         Args:
-            key: which.
-            vitals: its own, as the status had them.
+            key: the worker's key.
+            vitals: its vitals, as in the status.
         """
         self._lasts[key] = _row({"vitals": vitals}, self._clock())
 
     def _follow(self, happening: Happening) -> None:
-        """Keeps what is shown of workers when they have ended."""
+        """Keep the last rows of workers that have ended."""
         match happening:
             case RoundFormed(members=members):
                 for member in members:
                     ended = self._ended.get(member.worker.key)
                     if ended is None:
                         self._ranks[member.worker.key] = member.rank
-                    else:  # its process was there for a moment only
+                    else:  # its process ended at once
                         ended["rank"], self._has_ended_anew = member.rank, True
             case ProcessEnded(worker, how=how, returncode=code, expected=expected):
                 key = worker.key
@@ -158,7 +158,7 @@ class Feed:
 
     @property
     def names(self) -> list[str]:
-        """Of the workers that are shown, as of the last look: those that have ended first, the latest before others."""
+        """The names of the shown workers as of the last look: ended ones first, the latest before others."""
         last = len(self._rows["workers"])
         ranks = {
             name: last if row.get("rank") is None else row["rank"]
@@ -171,22 +171,22 @@ class Feed:
 
     @property
     def streams(self) -> tuple[WebStream, ...]:
-        """To browsers that read now."""
+        """The streams to the connected browsers."""
         return tuple(self._streams)
 
     def add(self, stream: WebStream, you: Mapping[str, object]) -> None:
-        """A browser reads from now on.
+        """Add the stream of a browser.
 
         Args:
-            stream: to it.
-            you: what is for this one only.
+            stream: to the browser.
+            you: content for this browser only.
         """
         trouble = b""
         try:
             if not self._streams:
                 self._look()
         except Exception as error:
-            # Who only looks on ends no job, and is told why it sees nothing new.
+            # An observer must not end the job, but is told why there is nothing new.
             trouble = self._trouble(error)
         self._streams[stream] = None
         stream.write(_event("you", json.dumps(you)) + self._whole_event() + trouble)
@@ -197,23 +197,23 @@ class Feed:
             self._timer = self._call_later(FRAME_S, self._tick)
 
     def remove(self, stream: WebStream) -> None:
-        """It reads no more."""
+        """Remove the stream of a browser."""
         self._streams.pop(stream, None)
         if not self._streams and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def state(self) -> bytes:
-        """All there is to know, as JSON."""
+        """Return the complete state, as JSON."""
         if not self._streams:
             self._look()
         return self._whole_frame()
 
     def close(self, outputs: Mapping[str, Sequence[str]] | None = None) -> None:
-        """The driver ends: browsers are told so, and keep what they have.
+        """Inform all browsers that the driver ends; they keep what they have.
 
         Args:
-            outputs: the last lines of workers by their keys, which nobody can be asked for any more.
+            outputs: the last lines of workers by their keys, since they cannot be requested later.
         """
         if self._is_closed:
             return
@@ -279,7 +279,7 @@ class Feed:
         return b"event: whole\nid: %d\ndata: " % self._number + self._whole_frame() + b"\n\n"
 
     def _look(self) -> Row:
-        """Takes the present. Returns what has changed since the last look."""
+        """Take the present state. Returns the changes since the last look."""
         status, now, change = dict(self._status()), self._clock(), dict[str, Any]()
         hosts = {str(row.get("name")): _row(row, now) for row in _rows_of(status, "hosts")}
         workers = {str(row.get("worker")): _row(row, now) for row in _rows_of(status, "workers")}
@@ -340,7 +340,7 @@ def _rows_of(status: Mapping[str, object], name: str) -> list[Row]:
 
 
 def _row(row: Mapping[str, Any], now: float) -> Row:
-    """A row as it is sent: flat, ages as points in time, figures no finer than they are shown."""
+    """Convert a row for sending: flat, ages as points in time, figures no more precise than shown."""
     flat: Row = {name: value for name, value in row.items() if name != "vitals"}
     flat |= row.get("vitals") or {}
     flat.pop("traced", None)
@@ -361,9 +361,9 @@ def _row(row: Mapping[str, Any], now: float) -> Row:
 
 
 def _differences(before: dict[str, Row], after: dict[str, Row]) -> tuple[dict[str, Row], list[str]]:
-    """The fields that have changed, by row, and the rows that are no more. Points in time stay where they hardly move.
+    """Return the changed fields, by row, and the removed rows. Points in time that hardly move count as unchanged.
 
-    A field that a row has no more is None in its change.
+    A field that a row no longer has is None in its change.
     """
     changed: dict[str, Row] = {}
     for name, row in after.items():

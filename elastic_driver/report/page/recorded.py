@@ -1,6 +1,6 @@
-"""The page of a job that is over: the page, with the last that is known of the job in it, in one file.
+"""The page of a job that has ended: the page with the job's last state in it, in one file.
 
-Owns how that stands in the document: as data that no browser runs, whatever a script has printed.
+Owns the embedding of the state: as data that no browser executes, whatever a script has printed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.report.page.document import document, policy
 
 VERSION = 1
-"""Of what is recorded."""
+"""The version of the recorded state."""
 
 
 def recorded_page(recorded: Mapping[str, Any]) -> str:
-    """One file of HTML that loads nothing, and needs no driver.
+    """Return one file of HTML that loads nothing, and needs no driver.
 
     Args:
         recorded: "version", "frame" (a whole one, of the feed), and "outputs": the last lines of workers by their keys.
 
     Raises:
-        SettingsError: that is another version's, or is none.
+        SettingsError: the record has another version, or is invalid.
     """
     version, frame, outputs = recorded.get("version"), recorded.get("frame"), recorded.get("outputs") or {}
     if version != VERSION:
@@ -32,8 +32,8 @@ def recorded_page(recorded: Mapping[str, Any]) -> str:
     if not isinstance(frame, Mapping) or not isinstance(outputs, Mapping):
         raise SettingsError("cannot show a page that was not recorded as a whole")
     page = document()
-    # JSON of ASCII has no line separators that end a line of JavaScript. What could end the element, or begin a comment
-    # in it, is escaped.
+    # JSON of ASCII has no line separators that end a line of JavaScript. Characters that could end the element, or
+    # begin a comment in it, are escaped.
     data = json.dumps(_plain({"frame": frame, "outputs": outputs}), separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         data = data.replace(character, f"\\u{ord(character):04x}")
@@ -45,7 +45,7 @@ def recorded_page(recorded: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: numbers that it has not are none."""
+    """Convert to values that JSON has; other numbers become None."""
     match value:
         case float():
             return value if math.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""Who may see the page, and who may act on it: one-time codes, and the sessions that browsers get for them.
+"""The access to the page, and the permission to act on it: one-time codes, and the sessions of browsers.
 
-Owns how both are made, compared, counted and forgotten. Only digests are kept: what is in this process's memory opens
-nothing. Knows nothing of HTTP.
+Owns how both are created, compared, counted and forgotten. Only digests are kept: this process's memory contains no
+usable secret. Does not know HTTP.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 CODE_S = 600.0
-"""For how long a code is good."""
+"""How long a code is valid, seconds."""
 IDLE_S = 24 * 3600.0
-"""After how long a session that nobody uses ends."""
+"""How long an unused session lasts, seconds."""
 ACTS_S = 8 * 3600.0
-"""For how long a session may act; from then on it may look."""
+"""How long a session may act, seconds; after that it may only read."""
 
-# A code is 192 bits, so nobody guesses one: these bound what is remembered, not what is tried.
+# A code has 192 bits and cannot be guessed: these limits bound memory, not attempts.
 _TOKEN_BYTES = 24
 _MOST_CODES, _MOST_SESSIONS = 16, 64
-# Wrong codes a minute that are answered as such.
+# Wrong codes a minute that get a normal answer.
 _MOST_FAILURES, _FAILURES_S = 10, 60.0
 
 
@@ -33,14 +33,14 @@ def _digest(secret: str) -> bytes:
 
 @dataclass(slots=True)
 class Session:
-    """A browser that has logged in.
+    """A logged-in browser.
 
     Attributes:
-        digest: of what its cookie holds.
-        token: what it has to say with each action: no other site can know it, nor who else is sent the cookie.
-        began, used: when it logged in, and when it was last heard of; seconds.
-        may_act: whether it came by an operator's link.
-        streams: that it reads now.
+        digest: of its cookie's value.
+        token: required with each action: neither another site nor another recipient of the cookie can know it.
+        began, used: when it logged in, and when it was last used; seconds.
+        may_act: whether it logged in with an operator's link.
+        streams: the number of its open streams.
     """
 
     digest: bytes
@@ -52,10 +52,10 @@ class Session:
 
 
 class Sessions:
-    """See above.
+    """Keeps codes and sessions.
 
     Args:
-        clock: seconds.
+        clock: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -65,7 +65,7 @@ class Sessions:
         self._failures: deque[float] = deque(maxlen=_MOST_FAILURES)
 
     def new_code(self, *, may_act: bool) -> str:
-        """A code for one login. Of too many that nobody has used the oldest is forgotten."""
+        """Create a code for one login. If too many are unused, the oldest is forgotten."""
         self._forget()
         while len(self._codes) >= _MOST_CODES:
             del self._codes[next(iter(self._codes))]
@@ -74,7 +74,7 @@ class Sessions:
         return code
 
     def log_in(self, code: str) -> tuple[Session, str] | None:
-        """A session, and what its cookie is to hold; None where the code is not, or no more, a good one."""
+        """Return a new session, and the value of its cookie; None if the code is invalid or has expired."""
         self._forget()
         found, wanted = None, _digest(code)
         for digest in self._codes:
@@ -92,9 +92,9 @@ class Sessions:
         return session, secret
 
     def failed(self) -> bool:
-        """Somebody had a wrong code. Returns whether there were too many of late.
+        """Note a wrong code. Returns whether there were too many lately.
 
-        Who has a right one is let in all the same: a stranger must not be able to keep the owner out.
+        A right code still works: a stranger must not be able to keep the owner out.
         """
         now = self._clock()
         too_many = len(self._failures) == _MOST_FAILURES and now - self._failures[0] < _FAILURES_S
@@ -102,7 +102,7 @@ class Sessions:
         return too_many
 
     def of(self, secret: str) -> Session | None:
-        """The session whose cookie holds this; None for none."""
+        """Return the session with this cookie value; None if there is none."""
         self._forget()
         wanted, found = _digest(secret), None
         for digest, session in self._sessions.items():
@@ -113,11 +113,11 @@ class Sessions:
         return found
 
     def end(self, session: Session) -> None:
-        """It has logged out."""
+        """End a session: it has logged out."""
         self._sessions.pop(session.digest, None)
 
     def acts(self, session: Session) -> bool:
-        """Whether it may act now."""
+        """Return whether it may act now."""
         return session.may_act and self._clock() - session.began < ACTS_S
 
     def _forget(self) -> None:

@@ -1,8 +1,8 @@
-"""The page's server: which paths there are, who is let in, and what is refused.
+"""The page's server: its paths, the login, and the rejection of requests.
 
-Owns what browsers may ask, and the headers that keep others out. What is shown comes from the feed
-(:mod:`~elastic_driver.report.page.feed`), who somebody is from the sessions; actions are callables that are passed in.
-Codes and cookies are written to no log.
+Owns the requests that browsers may send, and the headers that keep other sites out. The content comes from the feed
+(:mod:`~elastic_driver.report.page.feed`), the identity of users from the sessions; actions are callables passed in.
+Codes and cookies are never logged.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _LED_ON = """<!doctype html><html lang="en"><meta charset="utf-8"><title>elastic
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What an operator may have done. Each answers in words, when it is done.
+    """The actions of an operator. Each returns its result as text when it is done.
 
     Attributes:
-        drain: a host's workers leave at their next commit.
-        undo: a host may have workers again.
+        drain: makes a host's workers leave at their next commit.
+        undo: lets a host have workers again.
         end: ends the job.
-        stacks: the workers' stacks as text; None where there are none.
+        stacks: returns the workers' stacks as text; None if not available.
     """
 
     drain: Callable[[str], Awaitable[str]]
@@ -68,14 +68,14 @@ class Site:
     """Answers browsers. Implements :class:`~elastic_driver.rendezvous.server.web.Web`.
 
     Args:
-        job_id: of the job; in the cookie's name, since cookies know no ports.
-        feed: of what is shown.
-        sessions: who has logged in.
-        actions: what an operator may have done.
-        output: the last lines of a worker's output, by its key; None for a worker that is not known.
-        names: under which this machine may be asked, beside its addresses and "localhost".
-        more: other paths and who answers there, with a credential of their own ("/metrics").
-        failed: is told of an error by which something cannot be answered.
+        job_id: of the job; part of the cookie's name, since cookies are not bound to ports.
+        feed: the content of the page.
+        sessions: the logged-in browsers.
+        actions: the actions of an operator.
+        output: returns the last lines of a worker's output, by its key; None for an unknown worker.
+        names: accepted host names of this machine, in addition to its addresses and "localhost".
+        more: handlers of other paths with a credential of their own ("/metrics").
+        failed: called with an error that prevented an answer.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class Site:
         self._page = page.encode(), _unframed(page)
 
     def answer(self, request: WebRequest) -> WebAnswer | WebStreaming:
-        """See Web."""
+        """Answer a request (Web)."""
         try:
             return self._answer(request)
         except Exception as error:
-            # Else the server takes it for a bug that ends the job.
+            # Otherwise the server would treat it as a bug that ends the job.
             self._failed(error)
             return _error(500, f"the driver cannot answer this: {type(error).__name__}: {error}")
 
@@ -117,7 +117,7 @@ class Site:
         if handler is not None:
             return handler(request)
         if not self._is_ours(request.headers.get("host", "")):
-            # A name of somebody else's that leads here: its pages would be of one origin with ours.
+            # A foreign name that resolves to this machine: its pages would have the same origin as ours.
             return _error(421, "the page is not served under that host name: see --page-address")
         wanted = "POST" if request.path in ("/action", "/logout") else "GET"
         if request.method != wanted and not (wanted == "GET" and request.method == "HEAD"):
@@ -144,14 +144,14 @@ class Site:
             case _:
                 return _error(404, "no such page")
 
-    # --- who is let in ---------------------------------------------------------------------------------------------
+    # --- login -----------------------------------------------------------------------------------------------------
 
     def _is_ours(self, host: str) -> bool:
         name = _name_of(host)
         if name in self.names or name == "localhost":
             return True
         try:
-            # Whoever says an address has no name that could lead elsewhere tomorrow.
+            # An address, unlike a name, cannot point elsewhere tomorrow.
             ipaddress.ip_address(name)
         except ValueError:
             return False
@@ -160,7 +160,7 @@ class Site:
     def _log_in(self, request: WebRequest) -> WebAnswer:
         ahead = request.headers.get("sec-purpose", "") + request.headers.get("purpose", "")
         if request.method == "HEAD" or "prefetch" in ahead:
-            return _answer(503 if ahead else 200)  # the code is for whoever looks
+            return _answer(503 if ahead else 200)  # neither HEAD nor a prefetch uses up the code
         entered = self._sessions.log_in(request.query.get("code", ""))
         if entered is None:
             if self._sessions.failed():
@@ -169,12 +169,12 @@ class Site:
         session, secret = entered
         flags = "; Secure" if request.encrypted else ""
         cookie = f"{self._cookie}={secret}; Path=/; HttpOnly; SameSite=Strict{flags}"
-        # Browsers show a cookie to every port of this name, so also to whatever a stranger runs there. What stands
-        # behind the "#" is sent to nobody, and the page keeps it where only this port's pages can look.
+        # Browsers send a cookie to every port of this name, and so to any stranger's server there. The part after the
+        # "#" is not sent at all, and the page stores it where only pages of this port can read it.
         where = f"/#token={session.token}"
         if request.headers.get("sec-fetch-site") == "cross-site":
-            # A browser that another page has led here (the file that elasticrun page --open writes) would not show the
-            # cookie to where it is sent on to. It does where a page of ours leads.
+            # A browser that comes from another page (the file that elasticrun page --open writes) would not send the
+            # cookie after a redirect. It does after a page of ours that leads on.
             return _answer(200, _LED_ON.replace("WHERE", where).encode(), _HTML, (("Set-Cookie", cookie),))
         return _answer(303, headers=(("Location", where), ("Set-Cookie", cookie)))
 
@@ -186,7 +186,7 @@ class Site:
         return None
 
     def _why_foreign(self, request: WebRequest, session: Session) -> str:
-        """Why a request that changes something is not our page's; "" where it is."""
+        """Return why a request that changes something does not come from our page; "" if it does."""
         scheme = "https" if request.encrypted else "http"
         if request.headers.get("origin", "") != f"{scheme}://{request.headers.get('host', '')}":
             return "this request does not come from the job's page"
@@ -195,7 +195,7 @@ class Site:
             return "this request lacks the page's token: log in with a new link"
         return ""
 
-    # --- what is shown ---------------------------------------------------------------------------------------------
+    # --- reading ---------------------------------------------------------------------------------------------------
 
     def _show(self) -> WebAnswer:
         page, policy = self._page
@@ -226,7 +226,7 @@ class Site:
             return _error(404, "no output of this worker is kept")
         return _answer(200, json.dumps({"lines": list(lines)}).encode(), _JSON)
 
-    # --- what is done ----------------------------------------------------------------------------------------------
+    # --- actions ---------------------------------------------------------------------------------------------------
 
     def _log_out(self, request: WebRequest, session: Session) -> WebAnswer:
         why = self._why_foreign(request, session)
@@ -281,7 +281,7 @@ class Site:
             task.cancel()
 
     def close(self) -> None:
-        """The driver ends; the job may go on with another."""
+        """Close all streams: the driver ends, but the job may continue with another one."""
         while self._asking:
             stream, task = self._asking.popitem()
             task.cancel()
@@ -294,7 +294,7 @@ def _finish(stream: WebStream, text: str) -> None:
 
 
 def _name_of(host: str) -> str:
-    """The name in a Host header, without the port."""
+    """Return the name in a Host header, without the port."""
     try:
         return (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:

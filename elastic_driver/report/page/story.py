@@ -1,7 +1,7 @@
-"""The job's story as the page draws it: what happened, and when, in entries that can be sent and drawn.
+"""The job's story for the page: what happened, and when, as entries that can be sent and drawn.
 
-Owns how happenings become entries, and how many there are: thousands of events of a kind in a moment are one entry, and
-the oldest of a long job are counted only. Times are seconds since the epoch, since people read them.
+Owns the conversion of happenings to entries, and their number: thousands of events of a kind at once are one entry, and
+the oldest entries of a long job are only counted. Times are seconds since the epoch, since users read them.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ from elastic_driver.report.happenings import (
 Entry = dict[str, Any]
 
 MOST = 1500
-"""Entries that are kept. Of those beyond, the oldest become one that says how many they were."""
+"""The most entries kept. The oldest ones beyond that are replaced by one with their number."""
 _DROPPED_AT_ONCE = 300
-# What is told of together: of one kind, within so many seconds. The text names some of them. Those that are drawn are
-# all there.
+# Events of one kind within this many seconds share an entry, whose text names some of them. Those that are drawn are
+# all in it.
 _TOGETHER_S, _NAMED, _DRAWN = 1.0, 4, 2000
 _LONGEST_TEXT = 400
 _LONGEST_LINE = 2000
-# Entries of which the timeline counts how many, or for how long.
+# Kinds of entries whose number, or duration, the timeline shows.
 _LOSSES, _STANDSTILLS = ("worker_died", "worker_hung", "host_lost"), ("resumed", "stalled")
-# Less than that is no loss to tell of.
+# A shorter loss is not reported.
 _LOST_S = 0.05
 
 
 class Story:
-    """See above.
+    """Collects the entries of a job.
 
     Args:
-        clock: seconds since the epoch.
+        clock: returns seconds since the epoch.
 
     Attributes:
         began: when the driver began.
-        hosts: that discovery listed last, with when; None before its first answer.
-        ended: how, once the job is over.
+        hosts: the last hosts that discovery listed, with the time; None before its first answer.
+        ended: how the job has ended; None before.
         slow: keys of the workers that are slower than the others.
     """
 
@@ -84,7 +84,7 @@ class Story:
         self._changed: set[int] = set()
 
     def hear(self, happening: Happening) -> None:
-        """Takes what has happened."""
+        """Turn a happening into entries."""
         match happening:
             case JobStarted(_, job_id, again=False):
                 self._add("start", f"job {job_id} began")
@@ -102,7 +102,7 @@ class Story:
                 self.slow.discard(worker.key)
                 if expected or not code:
                     self._together("worker_ended", worker.key, "ended")
-                elif how.startswith("lost with"):  # the host's loss is told, and why
+                elif how.startswith("lost with"):  # the host's loss is reported, with its cause
                     self._together("worker_ended", worker.key, how)
                 else:
                     text = f"worker {worker.key} {how}"
@@ -159,11 +159,11 @@ class Story:
                 pass
 
     def all(self) -> list[Entry]:
-        """All entries, the oldest first."""
+        """Return all entries, the oldest first."""
         return list(self._entries.values())
 
     def news(self) -> tuple[list[Entry], int]:
-        """The entries that are new, or have changed, since the last call; and the number of the oldest there is."""
+        """Return the entries that are new, or changed, since the last call; and the number of the oldest one kept."""
         changed = [self._entries[number] for number in sorted(self._changed) if number in self._entries]
         self._changed.clear()
         return changed, next(iter(self._entries), 0)
@@ -185,7 +185,7 @@ class Story:
         return entry
 
     def _together(self, kind: str, name: str, what: str) -> None:
-        """Many of one kind at once: one entry."""
+        """Collect many events of a kind in one entry."""
         last, noun = self._entries.get(self._last), kind.partition("_")[0]
         if last is None or last["kind"] != kind or last["what"] != what or self._now() - last["t"] > _TOGETHER_S:
             self._add(kind, f"{noun} {name} {what}", what=what, count=1, names=[name])
@@ -199,7 +199,7 @@ class Story:
         self._changed.add(self._last)
 
     def _drop(self) -> None:
-        """The oldest become a number. A driver of weeks has thousands."""
+        """Replace the oldest entries by their number. A driver of weeks has thousands."""
         numbers = list(self._entries)[:_DROPPED_AT_ONCE]
         dropped = [self._entries.pop(number) for number in numbers]
         count = sum(entry.get("dropped", 1) for entry in dropped)
@@ -208,12 +208,12 @@ class Story:
         first = dropped[0]
         number = numbers[-1]
         entry = {"n": number, "t": dropped[-1]["t"], "t0": first.get("t0", first["t"]), "kind": "dropped"}
-        # What the timeline counts does not fall with them.
+        # The timeline still counts them.
         losses = sum(entry.get("losses", entry["kind"] in _LOSSES) for entry in dropped)
         stood_s = sum(entry.get("stood_s", _stood_s(entry)) for entry in dropped)
         more = {"dropped": count, "rounds": rounds, "losses": losses, "stood_s": round(stood_s, 2)}
         self._entries = {number: {**entry, "text": text, **more}, **self._entries}
-        # Nobody may have looked for weeks.
+        # There may have been no browser for weeks.
         self._changed.difference_update(numbers)
         self._changed.add(number)
 

@@ -1,6 +1,6 @@
-"""The last output of each worker, as it passes by: for the page, and for whoever asks what a worker said last.
+"""Keeps the last output of each worker as it passes: for the page, and for queries.
 
-Owns some kilobytes of each, also of some that have ended. Passes all output on to where it went before.
+Owns some kilobytes for each, including some workers that have ended. Passes all output on to its destination.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from elastic_driver.report.printable import one_line
 from elastic_driver.words import Bar
 
 _BYTES, _LINES, _LINE = 16 << 10, 100, 2000
-# Of those that have ended; a job of weeks has thousands.
+# Limit of ended workers; a job of weeks has thousands.
 _MOST_ENDED = 64
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 
 
 class Sink(Protocol):
-    """Where output goes (:class:`elastic_driver.launch.words.OutputSink`)."""
+    """A destination of output (:class:`elastic_driver.launch.words.OutputSink`)."""
 
     def begin(self, worker: WorkerId, pid: int, rank: int, label: str) -> None:
-        """A worker runs."""
+        """Note that a worker runs."""
 
     def write(self, worker: WorkerId, stream: Literal["stdout", "stderr"], data: bytes) -> None:
-        """Takes whole lines."""
+        """Write whole lines."""
 
     def bar(self, worker: WorkerId, bar: Bar) -> None:
-        """Takes the newest state of a line that it redraws."""
+        """Show the newest state of a line that the worker redraws."""
 
     def end(self, worker: WorkerId) -> None:
-        """Nothing more comes of it."""
+        """Note that a worker has no further output."""
 
 
 class Tails:
-    """See above. Is a Sink.
+    """Keeps the last output, and passes it on. Is a Sink.
 
     Args:
-        sink: where all output goes on.
+        sink: the destination of all output.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -49,26 +49,26 @@ class Tails:
         self._ended: dict[str, _Tail] = {}
 
     def begin(self, worker: WorkerId, pid: int, rank: int, label: str) -> None:
-        """See Sink."""
+        """Note that a worker runs (Sink)."""
         self._living[worker.key] = _Tail()
         self._sink.begin(worker, pid, rank, label)
 
     def write(self, worker: WorkerId, stream: Literal["stdout", "stderr"], data: bytes) -> None:
-        """See Sink."""
+        """Keep whole lines, and pass them on (Sink)."""
         tail = self._living.get(worker.key)
         if tail is not None:
             tail.add(data)
         self._sink.write(worker, stream, data)
 
     def bar(self, worker: WorkerId, bar: Bar) -> None:
-        """See Sink."""
+        """Keep the newest state of a redrawn line, and pass it on (Sink)."""
         tail = self._living.get(worker.key)
         if tail is not None and bar.is_line:
             tail.add(bar.data)
         self._sink.bar(worker, bar)
 
     def end(self, worker: WorkerId) -> None:
-        """See Sink."""
+        """Note that a worker has no further output (Sink)."""
         tail = self._living.pop(worker.key, None)
         if tail is not None:
             self._ended[worker.key] = tail
@@ -77,13 +77,13 @@ class Tails:
         self._sink.end(worker)
 
     def of(self, key: str) -> list[str] | None:
-        """The last lines of a worker, without what steers terminals; None where it is not known."""
+        """Return the last lines of a worker, without control sequences; None if it is unknown."""
         tail = self._living.get(key) or self._ended.get(key)
         return None if tail is None else list(tail.lines())
 
 
 class _Tail:
-    """Pieces as they came: most are never looked at."""
+    """Keeps pieces as they arrived: most are never read."""
 
     __slots__ = ("_pieces", "_size")
 
@@ -95,7 +95,7 @@ class _Tail:
         data = data[-_BYTES:]
         self._pieces.append(data)
         self._size += len(data)
-        # A piece has whole lines, one at least; each takes some room of its own, also where it is a dot.
+        # A piece has at least one whole line; each takes some memory of its own, even if it is a single dot.
         while self._size - len(self._pieces[0]) >= _BYTES or len(self._pieces) > _LINES:
             self._size -= len(self._pieces.popleft())
 
