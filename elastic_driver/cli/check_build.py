@@ -1,4 +1,4 @@
-"""What ``elasticrun --check-build`` prints: which parts of this installation work, and why others do not."""
+"""The output of ``elasticrun --check-build``: which parts of this installation work, and why others do not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elastic_driver.version import __version__
 
 
 def report() -> str:
-    """Several lines for the user."""
+    """Return several lines for the user."""
     lines = [f"elastic_driver {__version__}, Python {sys.version.split()[0]}", "", "Interfaces:"]
     wrong = {module: _why_not(module) for module in ("torch", "numpy")}
     lines.append(_line(not wrong["torch"], "PyTorch (elastic_driver.torch)", wrong["torch"]))
@@ -36,25 +36,25 @@ def report() -> str:
 
 
 def _why_not(module: str) -> str:
-    """Why a module cannot be imported; "" where it can."""
+    """Return why a module cannot be imported; "" if it can."""
     if importlib.util.find_spec(module) is None:
         return f"{module} is not installed"
     try:
         importlib.import_module(module)
-    except Exception as error:  # a library that is missing, or of another version
+    except Exception as error:  # a library is missing, or of another version
         return f"{module} cannot be imported: {type(error).__name__}: {error}"
     return ""
 
 
 def _private_parts() -> list[str]:
-    """What a torch that has changed costs."""
+    """Return the consequences of a changed torch."""
     import torch
 
     from elastic_driver.torch_private.features import tried_with
     from elastic_driver.torch_private.lost import lost
 
     lines = ["", f"Features that depend on private APIs of PyTorch ({torch.__version__}; tested with {tried_with()}):"]
-    with warnings.catch_warnings(action="ignore"):  # of what torch imports for itself
+    with warnings.catch_warnings(action="ignore"):  # of torch's own imports
         gone = lost()
     return lines + ([_line(False, each, "") for each in gone] or [_line(True, "all available", "")])
 
@@ -69,7 +69,7 @@ def _mechanisms() -> list[str]:
 
 
 def _as_horovod_prints_it(*, has_torch: bool) -> list[str]:
-    """The lines of ``horovodrun --check-build``, for programs that look for them."""
+    """Return the lines of ``horovodrun --check-build``, for programs that search for them."""
     from elastic_driver.worker.launched import across
 
     has_mpi = across.is_installed()

@@ -1,6 +1,6 @@
-"""``elasticrun completion SHELL``: a script that completes subcommands, flags, choices, files and ids of jobs.
+"""``elasticrun completion SHELL``: prints a script that completes subcommands, flags, choices, files and ids of jobs.
 
-Owns what each flag's value is completed with. The script is shtab's, made of our parsers; it asks ``elasticrun jobs
+Owns the completion of each flag's value. shtab generates the script from our parsers; it calls ``elasticrun jobs
 --ids`` and ``elasticrun history --ids`` for the jobs, and nothing else runs at a TAB.
 """
 
@@ -31,10 +31,10 @@ from elastic_driver.errors import SettingsError
 
 _SHELLS = ("bash", "zsh", "fish")
 _JOBS = "elasticrun jobs --ids 2>/dev/null"
-# Those that have ended, too.
+# Including jobs that have ended.
 _KEPT = "elasticrun history --ids 2>/dev/null; elasticrun jobs --ids 2>/dev/null"
 _SHOW_ENDED = ("elasticrun page", "elasticrun report")
-# shtab's own form for zsh asks once, while the script is read: the list would stay as it was then.
+# shtab's own form for zsh calls this once, while the script is loaded: the list would never be updated.
 _JOBS_IN_ZSH = f"""
 _elasticrun_jobs() {{
   local -a ids=(${{(f)"$({_JOBS})"}})
@@ -54,7 +54,7 @@ _FILES, _FOLDERS = frozenset({"FILE", "YAML", "PATH", "COMMAND"}), frozenset({"D
 
 
 def parser_of_completion() -> Parser:
-    """Its flags."""
+    """Return its parser."""
     parser = Parser(
         prog="elasticrun completion",
         description="Prints a shell completion script for elasticrun's subcommands, flags, flag values, files and "
@@ -82,11 +82,11 @@ SUBCOMMANDS: Mapping[str, Callable[[], Parser]] = {
     "token": parser_of_token,
     "wrap": parser_of_wrap,
 }
-"""What the flags of each subcommand are."""
+"""The parser of each subcommand."""
 
 
 def completion(words: Sequence[str]) -> int:
-    """Runs the subcommand. Returns its exit code.
+    """Run the subcommand. Returns its exit code.
 
     Raises:
         SettingsError: bad usage, or shtab is not installed.
@@ -97,15 +97,15 @@ def completion(words: Sequence[str]) -> int:
     except ImportError:
         raise SettingsError("cannot generate a completion script without shtab: pip install shtab") from None
     parser = build_parser()
-    # The command's own words are completed as files, by the shell itself.
+    # The shell itself completes the training command's words as files.
     command = next(action for action in parser._actions if action.dest == "command")
     parser._remove_action(command)
     subparsers = parser.add_subparsers(dest="subcommand", parser_class=Parser)
     for name, make in SUBCOMMANDS.items():
         made = make()
-        # Beside its name there is room for a sentence.
+        # There is room for a sentence beside its name.
         made.description = (made.description or "").split(". ")[0].removesuffix(".")
-        # Its own parser takes the place of the empty one that argparse makes.
+        # Its own parser replaces the empty one that argparse creates.
         subparsers.add_parser(name, help=made.description, add_help=False)
         subparsers.choices[name] = made
         subparsers._name_parser_map[name] = made
@@ -117,7 +117,7 @@ def completion(words: Sequence[str]) -> int:
 
 
 def _with_files(script: str, shell: str) -> str:
-    """The script, with files for the words of the training command: what nothing of ours fits."""
+    """Add the completion of the training command's words as files, where nothing of ours fits."""
     match shell:
         case "bash":
             return script.replace("complete -o bashdefault -F", "complete -o bashdefault -o default -F")
@@ -131,7 +131,7 @@ def _with_files(script: str, shell: str) -> str:
 
 
 def _complete(action: argparse.Action, shtab: Any, *, shows_ended: bool) -> None:
-    """Says what an argument's values are, where its choices do not."""
+    """Define the completion of an argument's values, unless it has choices."""
     found: Any = None
     if action.choices or action.nargs == 0:
         return

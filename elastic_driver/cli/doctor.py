@@ -1,4 +1,4 @@
-"""``elasticrun doctor``: looks at the hosts of a job before it runs there, and says what would stop it."""
+"""``elasticrun doctor``: checks the hosts of a job before it runs there, and reports what would stop it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from elastic_driver.settings.assembly import number, settings_from
 from elastic_driver.settings.settings import check_seconds
 from elastic_driver.words import ExitCode
 
-_TIMEOUT_S = 60.0  # of ssh, a Python on a slow disc, and PyTorch's import together
+_TIMEOUT_S = 60.0  # for ssh, a Python on a slow disk, and PyTorch's import together
 _STOPS = 1
 _HOSTS = ("hosts", "hostfile", "discovery_script")
-# A job has to have one; it is not run.
+# A job must have a command; it is not run.
 _NO_COMMAND = ("no-command",)
 
 
 def parser_of_doctor() -> Parser:
-    """The flags of elasticrun, of which the help shows the hosts', and two of its own."""
+    """Return its parser: elasticrun's flags, of which the help shows those for hosts, and two of its own."""
     parser = build_parser(shows_all=True)
     for action in parser._actions:
         if action.dest not in ("help", "command", *_HOSTS):
@@ -53,10 +53,10 @@ job's whole command line can follow. docs/debugging.md lists the checks."""
 
 
 def doctor(words: Sequence[str]) -> int:
-    """Runs the subcommand. Returns its exit code.
+    """Run the subcommand. Returns its exit code.
 
     Raises:
-        SettingsError: bad usage, or these hosts cannot be looked at.
+        SettingsError: bad usage, or these hosts cannot be checked.
     """
     given = parse_by(parser_of_doctor(), words)
     as_json, timeout_s = given.pop("json"), given.pop("timeout")
@@ -66,7 +66,7 @@ def doctor(words: Sequence[str]) -> int:
     if not given.get("torchrun"):
         given.setdefault("num_proc", 1)
     settings = settings_from(given, os.environ)
-    # Late: --help needs no driver.
+    # Late: --help does not need the driver.
     from elastic_driver.doctor.checkup import check_up
     from elastic_driver.doctor.findings import findings_of, stops
 

@@ -1,4 +1,4 @@
-"""What a checkup has found out, for people and for programs. Both can be shown to anybody: see doctor/facts.py."""
+"""The results of a checkup, as text and as data. Neither contains secrets: see doctor/facts.py."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from elastic_driver.words import counted
 _WIDTH = 100
 _MARKS = {Level.STOPS: "[stops]", Level.WARNS: "[warns]"}
 _LIMITS = ("nofile", "nproc", "memlock", "core")
-# Of more links the slowest are shown.
+# The most links shown: the slowest ones.
 _LINKS = 20
-# Of more hosts each problem names so many, and how many others.
+# The most hosts that a problem names; the others are counted.
 _SHOWN = 6
 
 
 def as_data(found: Checkup, findings: Sequence[Finding]) -> dict[str, Any]:
-    """For ``--json``."""
+    """Return the results for ``--json``."""
     data = {
         "version": __version__,
         "problems": [
@@ -40,7 +40,7 @@ def as_data(found: Checkup, findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def text_of(found: Checkup, findings: Sequence[Finding]) -> str:
-    """Problems first, then what there is on each host."""
+    """Format the problems first, then the facts of each host."""
     width = min(width_of_output() or _WIDTH, _WIDTH)
     return "\n".join([*_heading(found, findings), *_problems(findings, width), *_tables(found, width)])
 
@@ -104,7 +104,7 @@ def _tables(found: Checkup, width: int) -> Iterator[str]:
 
 
 def _alike(rows: Mapping[str, tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """One row for all hosts that have the same, by the name of the first."""
+    """Merge hosts with equal rows into one row, named after the first."""
     hosts: dict[tuple[str, ...], list[str]] = {}
     for host, row in rows.items():
         hosts.setdefault(row, []).append(host)

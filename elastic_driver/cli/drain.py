@@ -1,4 +1,4 @@
-"""``elasticrun drain HOST``: has the workers of a host leave a running job at their next commit."""
+"""``elasticrun drain HOST``: makes the workers of a host leave a running job at their next commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elastic_driver.settings.settings import check_seconds
 
 
 def parser_of_drain() -> Parser:
-    """Its flags."""
+    """Return its parser."""
     parser = Parser(
         prog="elasticrun drain",
         description="Drains a host: its workers leave the job at their next commit and exit with code 0. No step "
@@ -32,7 +32,7 @@ def parser_of_drain() -> Parser:
 
 
 def drain(words: Sequence[str]) -> int:
-    """Runs the subcommand. Returns its exit code.
+    """Run the subcommand. Returns its exit code.
 
     Raises:
         SettingsError: bad usage; there is no such job, or its driver cannot be reached.
@@ -47,7 +47,7 @@ def drain(words: Sequence[str]) -> int:
     if not reply.done:
         print(one_line(reply.text))
         return 2
-    # Which job it was, so that who meant another one sees it.
+    # Shows which job it was, in case the user meant another one.
     command = "" if target.job is None else f": {shlex.join(target.job.command)}"
     print(one_line(f"{reply.text} (job {target.name}{command})"))
     return 0

@@ -1,4 +1,4 @@
-"""``elasticrun end JOB``: ends a running job, as SIGTERM to its driver does, or drives it to its end."""
+"""``elasticrun end JOB``: ends a running job, like SIGTERM to its driver; takes over a job without a driver."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from elastic_driver.words import ExitCode
 if TYPE_CHECKING:
     from elastic_driver.journal.past import Recorded
 
-# How often it looks whether another driver has ended.
+# How often to check whether another driver has ended.
 _LOOK_S = 0.1
 
 
 def parser_of_end() -> Parser:
-    """Its flags."""
+    """Return its parser."""
     parser = Parser(
         prog="elasticrun end",
         description="Ends a running job, as SIGTERM to its elasticrun does: its workers get SIGTERM, then SIGKILL "
@@ -41,7 +41,7 @@ def parser_of_end() -> Parser:
 
 
 def end(words: Sequence[str]) -> int:
-    """Runs the subcommand. Returns its exit code.
+    """Run the subcommand. Returns its exit code.
 
     Raises:
         SettingsError: bad usage; there is no such job, or its driver cannot be reached.
@@ -62,16 +62,16 @@ def end(words: Sequence[str]) -> int:
 
 
 def _end_without_driver(arguments: argparse.Namespace) -> int | None:
-    """Ends the job that is meant where its driver has died. Blocks until it has ended.
+    """End the selected job if its driver has died. Blocks until it has ended.
 
-    Another driver may take it over at any moment, also one that knows nothing of this: so this looks again until there
-    is such a job no more. What is meant by the arguments is one job then.
+    Another driver may take it over at any moment, even one that is unaware of this command: so this checks again until
+    the job is gone. The arguments then select a single job.
 
     Returns:
-        The exit code; None where there is a driver to be asked.
+        The exit code; None if there is a driver to ask.
     """
     said: set[str] = set()
-    asked, is_known = "", False  # the process that was told to have it ended; whether there was such a job
+    asked, is_known = "", False  # the process notified to end it; whether there was such a job
     while True:
         running = [job for job in running_jobs() if job.job_id.startswith(arguments.job)]
         if any(not asked or job.parent != asked for job in running):
@@ -108,12 +108,12 @@ def _end_without_driver(arguments: argparse.Namespace) -> int | None:
 
 
 def _is_meant(arguments: argparse.Namespace, name: str, command: Sequence[str]) -> bool:
-    """Whether the user wants this job to end. Asked once, and only where there is somebody to ask.
+    """Return whether the user confirms the end of this job. Asks once, and only on a terminal.
 
     Args:
-        arguments: of this command.
+        arguments: of this subcommand.
         name: of the job.
-        command: that it runs; none where that is not known here.
+        command: of the job; empty if unknown.
     """
     if arguments.yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
@@ -126,7 +126,7 @@ def _is_meant(arguments: argparse.Namespace, name: str, command: Sequence[str]) 
 
 
 def _told_parent(job_id: str) -> str:
-    """Has the elasticrun that is about to start its driver again end it. Returns that process; "" for none."""
+    """Have the elasticrun that is about to restart the driver end the job. Returns that process; "" if none."""
     for file in left_jobs():
         if file.job_id == job_id and send(file.parent, signal.SIGTERM):
             whose = f"its elasticrun (process {pid_in(file.parent)})"
@@ -136,7 +136,7 @@ def _told_parent(job_id: str) -> str:
 
 
 def _taken_over(found: Recorded) -> int:
-    """Takes it over to end it. Blocks until it has ended. Returns the exit code."""
+    """Take the job over to end it. Blocks until it has ended. Returns the exit code."""
     from elastic_driver.cli.resume import go_on
     from elastic_driver.driver.recording import ENDED
 

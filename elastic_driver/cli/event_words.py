@@ -1,6 +1,6 @@
-"""The events of a job in plain words, a line each: what people read of a journal.
+"""A job's events as text, one line each, for readers of a journal.
 
-Owns the words only. What an event means for the job is the core's to say.
+Owns the wording only. The core decides what an event means for the job.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from elastic_driver.hosts import Departure
 from elastic_driver.report.printable import one_line
 from elastic_driver.words import ReadyCause
 
-# Of the reports of one event, and of its hosts, so many are told.
+# The most reports of an event, and the most hosts, that are shown.
 _AT_MOST = 6
 _WHY = {
     ReadyCause.START: "",
@@ -50,7 +50,7 @@ _WHY = {
 
 
 def in_words(event: Event) -> str:
-    """Says in one line what has happened."""
+    """Describe an event in one line."""
     return one_line(_words(event))
 
 

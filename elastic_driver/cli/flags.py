@@ -1,7 +1,7 @@
-"""The flags of ``elasticrun``: their names, their help, and what was given by them.
+"""The flags of ``elasticrun``: their names, their help, and the parsing of their values.
 
-Flags, defaults and variables are those of horovodrun 0.28.1, with a few more. Owns the parser. A flag that is a setting
-has its name and its default from :mod:`elastic_driver.settings.settings`; one that is not given gives nothing.
+Flags, defaults and variables are those of horovodrun 0.28.1, with some additions. Owns the parser. A flag that is a
+setting has its name and default from :mod:`elastic_driver.settings.settings`; without the flag there is no value.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ _integer, _number = read_by(integer), read_by(number)
 
 
 class _Settings:
-    """Adds flags of settings to a group: each gets its name, how it is read, and its default from Settings."""
+    """Adds flags of settings to a group: each gets its name, converter and default from Settings."""
 
     def __init__(self, group: argparse._ActionsContainer) -> None:
         self._group = group
 
     def add(self, name: str, *flags: str, help: str, **more: Any) -> None:
-        """Adds one.
+        """Add the flags of a setting.
 
         Args:
             name: the field.
-            flags: its flags, where it has others than the one that Settings names.
-            help: in it ``{default}`` stands for the field's default.
-            more: for argparse.
+            flags: its flags, if they differ from the one that Settings names.
+            help: help text; ``{default}`` stands for the field's default.
+            more: further arguments for argparse.
         """
         read = reader_of(name)
         if read in (integer, number) and "action" not in more:
@@ -77,7 +77,7 @@ class _Settings:
 
 
 def _flag(group: argparse._ArgumentGroup, name: str, text: str, *, off: tuple[str, str] | None = None) -> None:
-    """A switch that says nothing when it is not given; ``off`` is its negation and that one's help."""
+    """Add a switch that has no value unless given; ``off`` is its negation and the help for that."""
     destination = name.removeprefix("--").replace("-", "_")
     group.add_argument(name, dest=destination, action="store_const", const=True, help=text)
     if off is not None:
@@ -85,16 +85,16 @@ def _flag(group: argparse._ArgumentGroup, name: str, text: str, *, off: tuple[st
 
 
 def parse(words: Sequence[str]) -> dict[str, Any]:
-    """What the words of a command line give, by the names that ``settings_from`` knows; and ``check_build``.
+    """Parse a command line to values by the names that ``settings_from`` knows; and ``check_build``.
 
     Raises:
-        SettingsError: a flag is unknown, or its value cannot be read; one line for the user.
+        SettingsError: a flag is unknown, or its value is invalid; one line for the user.
     """
     return parse_by(build_parser(), words)
 
 
 def parse_by(parser: argparse.ArgumentParser, words: Sequence[str]) -> dict[str, Any]:
-    """Likewise by a parser of :func:`build_parser` that knows more flags, whose values are in the result, too."""
+    """Do the same with a parser of :func:`build_parser` with additional flags, whose values are in the result, too."""
     given = vars(parser.parse_args(words))
     command = given["command"]
     given["command"] = tuple(command[1:] if command[:1] == ["--"] else command)
@@ -104,17 +104,17 @@ def parse_by(parser: argparse.ArgumentParser, words: Sequence[str]) -> dict[str,
 
 
 def _where_pages_are() -> str:
-    """Where this installation, or this checkout, has the pages that flags name."""
+    """Return the location of the documentation pages in this installation or checkout, as a sentence."""
     package = Path(__file__).parents[1]
     folder = next((each for each in (package, package.parent) if (each / "docs").is_dir()), None)
     return "" if folder is None else f"The docs/... pages are in {folder}."
 
 
 def build_parser(*, shows_all: bool = False) -> Parser:
-    """All flags. What is not given is not in the result, so that config file, environment and defaults can fill it.
+    """Return the parser of all flags. Flags not given are not in the result, so that other sources apply.
 
     Args:
-        shows_all: ``--help`` shows all flags, and not only what most jobs need.
+        shows_all: whether ``--help`` shows all flags, not only those that most jobs need.
     """
     parser = Parser(
         prog="elasticrun",

@@ -1,4 +1,4 @@
-"""``elasticrun --help`` and ``elasticrun help TOPIC``: a part of the flags. Owns the choice; ``--help-all`` has all."""
+"""``elasticrun --help`` and ``elasticrun help TOPIC``: show some of the flags; ``--help-all`` shows all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from elastic_driver.cli.parser import Parser
 from elastic_driver.errors import SettingsError
 
-# What most jobs need, by destination.
+# Flags that most jobs need, by destination.
 _MOST_USED = (
     "num_proc",
     "min_num_proc",
@@ -32,7 +32,7 @@ _WIDTH = 12  # of a topic's name
 
 
 class _OneSpelling(argparse.RawDescriptionHelpFormatter):
-    """Shows the first spelling of each flag only."""
+    """Shows only the first spelling of each flag."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
@@ -42,7 +42,7 @@ class _OneSpelling(argparse.RawDescriptionHelpFormatter):
 
 
 class ShortHelp(argparse.Action):
-    """Prints the flags that most jobs need, and ends the process with 0."""
+    """Prints the flags that most jobs need, and exits with 0."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **more: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, **more)
@@ -54,7 +54,7 @@ class ShortHelp(argparse.Action):
 
 
 def short_help(parser: Parser) -> str:
-    """What most jobs need, and where the rest is."""
+    """Return the flags that most jobs need, and where to find the others."""
     actions = {action.dest: action for action in reversed(parser._actions)}  # the first spelling of each
     topics = "\n".join(
         f"  {topic:{_WIDTH}}{(group.title or '').partition(' (')[0]}" for topic, group in parser.topics.items()
@@ -71,7 +71,7 @@ def short_help(parser: Parser) -> str:
 
 
 def help_on(parser: Parser, topic: str) -> str:
-    """The flags of a topic. Raises SettingsError where there is none of that name."""
+    """Return the flags of a topic. Raises SettingsError for an unknown topic."""
     group = parser.topics.get(topic)
     if group is None:
         raise SettingsError(f"no help on {topic}: it is not a subcommand and not one of {', '.join(parser.topics)}")

@@ -1,4 +1,4 @@
-"""``elasticrun history``: this user's last jobs, those that have ended, too."""
+"""``elasticrun history``: lists this user's last jobs, including those that have ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elastic_driver.report.printable import one_line, without_home
 
 
 def parser_of_history() -> Parser:
-    """Its flags."""
+    """Return its parser."""
     parser = Parser(
         prog="elasticrun history",
         description="Lists your recent jobs, newest first, including those that have ended. elasticrun page JOB and "
@@ -29,7 +29,7 @@ def parser_of_history() -> Parser:
 
 
 def history(words: Sequence[str]) -> int:
-    """Runs the subcommand. Returns its exit code.
+    """Run the subcommand. Returns its exit code.
 
     Raises:
         SettingsError: bad usage, or the history cannot be read.

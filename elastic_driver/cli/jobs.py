@@ -1,4 +1,4 @@
-"""``elasticrun jobs``: the jobs of this user on this machine, and the files with which others reach them."""
+"""``elasticrun jobs``: lists this user's jobs on this machine, and writes the token files for access to them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from elastic_driver.report.printable import one_line, without_home
 if TYPE_CHECKING:
     from elastic_driver.journal.past import Recorded
 
-# A driver that lives answers within milliseconds; one that is stopped is not to hold up the list.
+# A living driver answers within milliseconds; one that is stopped must not delay the list.
 _PATIENCE_S = 2.0
 _MOST_AT_ONCE = 16
 
 
 def parser_of_jobs() -> Parser:
-    """Its flags."""
+    """Return its parser."""
     parser = Parser(
         prog="elasticrun jobs",
         description="Lists your jobs whose driver runs on this machine, and their state; or writes a credentials "
@@ -73,10 +73,10 @@ def parser_of_jobs() -> Parser:
 
 
 def jobs(words: Sequence[str]) -> int:
-    """Runs the subcommand. Returns its exit code.
+    """Run the subcommand. Returns its exit code.
 
     Raises:
-        SettingsError: bad usage; the jobs cannot be looked for, or a file cannot be written.
+        SettingsError: bad usage; the search for jobs failed, or a file cannot be written.
     """
     arguments = parser_of_jobs().parse_args(words)
     if arguments.token_file is not None:
@@ -97,7 +97,7 @@ def jobs(words: Sequence[str]) -> int:
         return 0
     left: Sequence[Recorded] = ()
     alone: list[Undriven] = []
-    if arguments.job is not None or not arguments.ids:  # a shell that completes a line does not wait for agents
+    if arguments.job is not None or not arguments.ids:  # shell completion must not wait for agents
         behind = left_behind(arguments.job or "")
         left = behind.jobs
         alone = undriven_jobs(arguments.job or "", behind.ids)
@@ -141,7 +141,7 @@ def jobs(words: Sequence[str]) -> int:
 
 
 def _asked(running: Sequence[JobFile]) -> list[dict[str, Any] | None]:
-    """What the driver of each says of it, all asked at once; None where one does not answer."""
+    """Ask all drivers at once for their status; None for one that does not answer."""
 
     def status_of(job: JobFile) -> dict[str, Any] | None:
         try:
@@ -170,7 +170,7 @@ def _none(found: Recorded) -> str:
 
 
 def _tell_of_those_out_of_reach(running: Sequence[JobFile]) -> None:
-    """Where the folder of the files is shared, and the one of the sockets is not."""
+    """Report jobs with a visible file but no visible socket: this process shares only the files' folder."""
     for job in running:
         if not os.path.exists(job.socket):
             text = (
@@ -182,7 +182,7 @@ def _tell_of_those_out_of_reach(running: Sequence[JobFile]) -> None:
 
 
 def _write_token(job: JobFile, role: Role, path: Path) -> str:
-    """Writes a token of a job to a new file. Returns the URL at which its driver takes it."""
+    """Write a token of a job to a new file. Returns the URL at which its driver accepts it."""
     reply = ask(target_of_job(job), lambda client: client.token(role))
     if not reply.token:
         raise SettingsError(f"job {job.job_id} accepts no joining hosts: it was started without --accept-agents")
@@ -198,7 +198,7 @@ def _tell_use(url: str, path: Path, command: str, flag: str) -> int:
 
 
 def _quoted(url: str) -> str:
-    # A "#" begins a comment at the beginning of a word only.
+    # A "#" begins a comment only at the beginning of a word.
     return url if re.fullmatch(r"[A-Za-z0-9:/.#-]+", url) else shlex.quote(url)
 
 

@@ -1,4 +1,4 @@
-"""``elasticrun join``: has this machine join a running job, for as long as this process lives."""
+"""``elasticrun join``: makes this machine a host of a running job, while this process lives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STDIN = "-"
 
 
 def parser_of_join() -> Parser:
-    """Its flags."""
+    """Return its parser."""
     parser = Parser(
         prog="elasticrun join",
         description="Joins this machine to a running job that was started with --accept-agents, as if host "
@@ -72,23 +72,23 @@ def parser_of_join() -> Parser:
 
 
 def join(words: Sequence[str]) -> int:
-    """Runs the subcommand. Blocks until this host has left the job, or the job has ended. Returns its exit code.
+    """Run the subcommand. Blocks until this host has left the job, or the job has ended. Returns its exit code.
 
     Raises:
         SettingsError: bad usage, or the token cannot be read.
     """
     bootstrap = read(words, os.environ)
-    from elastic_driver.launch.agent.agent import run_agent  # late: bad usage is told before all that is loaded
+    from elastic_driver.launch.agent.agent import run_agent  # late: bad usage is reported before the large imports
 
     return run_agent(bootstrap)
 
 
 def read(words: Sequence[str], environ: MutableMapping[str, str]) -> Bootstrap:
-    """What the agent is given.
+    """Return the agent's settings.
 
     Args:
-        words: of the command line.
-        environ: this process's environment. The token's variable is taken out of it: workers would inherit it.
+        words: arguments of the command line.
+        environ: this process's environment. The token's variable is removed from it, else workers would inherit it.
 
     Raises:
         SettingsError: bad usage, or the token cannot be read.
@@ -143,7 +143,7 @@ def _host_name(text: str, slots: int) -> str:
 
 
 def _token(file: str | None, in_environment: str) -> tuple[str, str]:
-    """The job's secret, and where it was given, in words."""
+    """Return the job's secret, and its source as text."""
     if file == _STDIN:
         source = "standard input"
         return token_in(sys.stdin.buffer.read(MOST_BYTES), source, JOIN), source

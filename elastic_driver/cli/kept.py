@@ -1,4 +1,4 @@
-"""Jobs of the history for subcommands: which one is meant, how it ended, and how to come back to it."""
+"""Jobs of the history, for subcommands: their selection, how they ended, and how to open them again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elastic_driver.words import ExitCode
 
 
 def all_kept() -> list[KeptJob]:
-    """All of them, the one that began last first.
+    """Return all kept jobs, the latest first.
 
     Raises:
         SettingsError: the history cannot be read.
@@ -31,7 +31,7 @@ def all_kept() -> list[KeptJob]:
 
 
 def choose_kept(job_id: str) -> KeptJob | None:
-    """The one whose id begins so; of "" the last one. None where there is none.
+    """Return the job whose id begins like this; for "" the last one; None if there is none.
 
     Raises:
         SettingsError: there are several, or the history cannot be read.
@@ -46,7 +46,7 @@ def choose_kept(job_id: str) -> KeptJob | None:
 
 
 def ended_job(job_id: str) -> KeptJob | None:
-    """One that has ended and whose id begins so; None where there is no such, or no place for a history.
+    """Return the ended job whose id begins like this; None if there is none, or no place for a history.
 
     Raises:
         SettingsError: there are several, or the history cannot be read.
@@ -61,7 +61,7 @@ def ended_job(job_id: str) -> KeptJob | None:
 
 
 def how(job: KeptJob) -> str:
-    """How it ended, in few words."""
+    """Describe how it ended, in few words."""
     code = job.facts.exit_code
     if job.is_running:
         return "runs"
@@ -73,7 +73,7 @@ def how(job: KeptJob) -> str:
 
 
 def ending_of(job: KeptJob) -> str:
-    """When and how a job ended, in a sentence."""
+    """Describe when and how a job ended, in a sentence."""
     ago = f"{length(time.time() - (job.ended or 0.0))} ago"
     if job.facts.exit_code is None:
         return f"the driver of job {job.job_id} was killed {ago}"
@@ -81,13 +81,13 @@ def ending_of(job: KeptJob) -> str:
 
 
 def ways_back(job: KeptJob) -> str:
-    """What to say to whoever takes it for one that runs."""
+    """Return the message for a user who selected this job as a running one."""
     short = job.job_id[:SHORT_ID]
     return f"{ending_of(job)}; see elasticrun page {short} or elasticrun report {short}"
 
 
 def listed(jobs: Sequence[KeptJob]) -> str:
-    """Some of them, for whoever has named one that is not there."""
+    """List some jobs, for a user who selected an unknown one."""
     if not jobs:
         return "there is none yet"
     more = f" and {len(jobs) - 3} more (elasticrun history)" if len(jobs) > 3 else ""

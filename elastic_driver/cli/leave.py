@@ -1,4 +1,4 @@
-"""``elasticrun leave``: has this machine leave the job that it has joined, and waits until it has."""
+"""``elasticrun leave``: removes this machine from the job that it has joined, and waits until that is done."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from elastic_driver.report.printable import one_line
 from elastic_driver.settings.assembly import number
 from elastic_driver.settings.settings import check_seconds
 
-# Twice the time that a drained worker has by default to reach a commit (--drain-timeout).
+# Twice the default time for a drained worker to reach a commit (--drain-timeout).
 _PATIENCE_S = 600.0
 
 
 def parser_of_leave() -> Parser:
-    """Its flags."""
+    """Return its parser."""
     parser = Parser(
         prog="elasticrun leave",
         description="Removes this machine from its job: its workers leave at their next commit, as in a drain. "
@@ -38,7 +38,7 @@ def parser_of_leave() -> Parser:
 
 
 def leave(words: Sequence[str]) -> int:
-    """Runs the subcommand. Blocks until the host has left. Returns its exit code.
+    """Run the subcommand. Blocks until the host has left. Returns its exit code.
 
     Raises:
         SettingsError: bad usage, or there is no such agent on this machine.
@@ -47,7 +47,7 @@ def leave(words: Sequence[str]) -> int:
     check_seconds("--timeout", arguments.timeout)
     if arguments.within is not None:
         check_seconds("--within", arguments.within)
-    from elastic_driver.launch.agent.control import leave as have_leave  # late: bad usage is told before that is loaded
+    from elastic_driver.launch.agent.control import leave as have_leave  # late: bad usage is reported first
 
     try:
         said = have_leave(arguments.host, arguments.job, arguments.timeout, within_s=arguments.within)

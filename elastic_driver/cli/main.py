@@ -1,6 +1,6 @@
-"""``elasticrun``: the command line. Has flags, config file and environment made into Settings, and runs the job.
+"""``elasticrun``: the command line. Makes Settings from flags, config file and environment, and runs the job.
 
-Heavy imports come late, so that ``--help`` is quick.
+Heavy imports are late, so that ``--help`` is quick.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from elastic_driver.launch.dial.early import EarlyAgent
     from elastic_driver.settings.journal_place import JournalPlace
 
-# Of an open file, which has no name then.
+# Errors of a write to an open file, whose name is unknown then.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 ENV_OPTIONS = "ELASTIC_DRIVER_OPTIONS"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs ``elasticrun``. Returns its exit code; bad usage is one line on standard error and 2."""
+    """Run ``elasticrun``. Returns its exit code; for bad usage, one line on standard error and 2."""
     _open_standard_streams()
     if argv is None and is_held(os.environ):
         ignore_signals()
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(help_on(build_parser(), words[1]), end="")
             return 0
-        if words[:1] == ["doctor"]:  # looks at what a job with these flags would find
+        if words[:1] == ["doctor"]:  # checks what a job with these flags would find
             words[1:1] = _options_of(os.environ)
         subcommand = _subcommand(words[0]) if words else None
         if subcommand is not None:
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = settings_from(given, os.environ)
         nodes = settings.nodes_at_endpoint
         if place is not None:
-            # A node with a journal is an agent, and has its driver beside it.
+            # A node with a journal is an agent, with its driver beside it.
             place.leave(None if nodes is not None and not is_held(os.environ) else settings.journal)
         if settings.mpi is not None:
             from elastic_driver.driver.mpirun import run_by_mpirun
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from elastic_driver.driver.nodes import run_node
 
             return parent.exit_code(run_node(settings, nodes))
-        # Whom a driver anywhere may have started is not known here.
+        # Agents that a driver elsewhere may have started are unknown here.
         has_agents = settings.standby_driver or settings.has_etcd
         early = None if has_agents else _early_agent(settings.journal_folder)
         from elastic_driver.driver.job import run_job
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         return _refused(error, place)
     except KeyboardInterrupt:
-        # Before the job's own handler is there: nothing runs yet.
+        # Before the job's own handler is installed: nothing runs yet.
         return 130
     except Exception:
         if parent.started() is None:
@@ -104,22 +104,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refused(error: SettingsError, place: _Place | None) -> int:
-    """Says why there is no driver. Returns the exit code."""
+    """Report why there is no driver. Returns the exit code."""
     code, why = ExitCode.BAD_USAGE, error.__cause__
     is_takeover = isinstance(error, TakeoverError)
     if is_takeover and why is not None and not isinstance(why, SettingsError) and not shortage(why):
         sys.excepthook(type(why), why, why.__traceback__)
         code = ExitCode.INTERNAL_ERROR
-    # Words of the user's may stand in it; whatever they hold, it stays one line without control characters.
+    # The message may quote the user's words; it stays one line without control characters, whatever they contain.
     print(f"elasticrun: error: {one_line(str(error))}", file=sys.stderr)
-    # What the user has to mend is not tried again and again, until the job is ended for it.
+    # An error that the user has to fix is not retried; otherwise the parent would start this process again until it
+    # ends the job.
     if parent.started() is not None or (is_takeover and not isinstance(why, SettingsError)):
         _leave_job(place)
     return parent.exit_code(code)
 
 
 def _as_flags(words: list[str]) -> list[str]:
-    """``help``, ``help SUBCOMMAND`` and ``version`` are what people try first."""
+    """Turn ``help``, ``help SUBCOMMAND`` and ``version``, which new users try first, into flags."""
     match words:
         case ["help"]:
             return ["--help"]
@@ -132,12 +133,12 @@ def _as_flags(words: list[str]) -> list[str]:
 
 
 class _Place:
-    """Which process this is: the user's own, process 1 of a container, or one that its parent has started again.
+    """The role of this process: the user's own, process 1 of a container, or a child that its parent has started again.
 
-    To be made before anything else is done.
+    Must be created before anything else is done.
 
     Attributes:
-        journal: of the job that it runs; None for none, and as long as that is not known.
+        journal: of the job that it runs; None for none, and until it is known.
     """
 
     def __init__(self) -> None:
@@ -148,10 +149,10 @@ class _Place:
             parent.hold_signals()
 
     def leave(self, journal: JournalPlace | None) -> None:
-        """Returns in a child where this process has to be the parent of one, which starts it again with a journal.
+        """Return in a child process if this process has to be its parent, which restarts it if there is a journal.
 
         Args:
-            journal: None for none.
+            journal: of the job; None for none.
         """
         self.journal = journal
         if self._started is None and (journal is not None or os.getpid() == 1):
@@ -165,9 +166,9 @@ class _Place:
 
 
 def _leave_job(place: _Place | None) -> None:
-    """There is a job to go on with, or this process was started again for one, whatever keeps it from that: too little
-    memory, or a package that is being replaced. Another one is started for it, or nobody any more: then this one ends
-    what it can."""
+    """Leave a job that this process was to continue and cannot: too little memory, or a package that is being replaced.
+    If no other process is or will be started for the job, end as much of it as possible.
+    """
     if parent.leave_to_another() or not parent.is_last():
         return
     ended = why = ""
@@ -176,15 +177,16 @@ def _leave_job(place: _Place | None) -> None:
 
         folder = None if place is None or place.journal is None else place.journal.folder
         ended = "" if folder is None else end_here(folder)
-    except Exception as error:  # whatever has kept it from the job may keep it from this
+    except Exception as error:  # the cause may be the same as for leaving the job
         why = f" ({one_line(in_words(error))})"
     left = f"the job was not ended: its workers wait for another driver until --driver-timeout expires{why}"
     print(f"elasticrun: warning: {ended or left}", file=sys.stderr)
 
 
 def _early_agent(journal: Path | None) -> EarlyAgent | None:
-    """An agent that starts while the driver is imported. None where a job goes on that has its agents: it would only
-    take processor time from the driver."""
+    """Start an agent while the driver is imported. Returns None if a job continues, which has its agents: it would only
+    take processor time from the driver.
+    """
     if journal is not None:
         from elastic_driver.journal.file import has_job
 
@@ -196,10 +198,10 @@ def _early_agent(journal: Path | None) -> EarlyAgent | None:
 
 
 def _refuse_slips(words: Sequence[str]) -> None:
-    """Says what is nearer to the mark than that -np is missing.
+    """Report likely mistakes before the less helpful message that -np is missing.
 
     Raises:
-        SettingsError: there is nothing at all, or what looks like a subcommand that is written otherwise.
+        SettingsError: there are no words at all, or the first one looks like a misspelt subcommand.
     """
     if not words:
         raise SettingsError(
@@ -215,10 +217,10 @@ def _refuse_slips(words: Sequence[str]) -> None:
 
 
 def _options_of(environ: MutableMapping[str, str]) -> list[str]:
-    """Flags that whoever runs this command (a controller, a cluster) gives before its own, by a variable.
+    """Return flags that a controller or a cluster sets by a variable, which precede the command's own.
 
     Raises:
-        SettingsError: it cannot be split into words, or does not begin with a flag.
+        SettingsError: the value cannot be split into words, or does not begin with a flag.
     """
     text = environ.pop(ENV_OPTIONS, "")
     try:
@@ -231,9 +233,9 @@ def _options_of(environ: MutableMapping[str, str]) -> list[str]:
 
 
 def _unless_nobody_reads(subcommand: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
-    """Runs a subcommand. It ends without a word when its reader has seen enough (``elasticrun status | head``).
+    """Run a subcommand. It exits silently when its reader has closed the pipe (``elasticrun status | head``).
 
-    With one line, where what it prints goes to a disc that is full (``elasticrun doctor > FILE``).
+    If its output cannot be written because a disk is full (``elasticrun doctor > FILE``), it reports that in one line.
     """
     _tell_warnings()
     try:
@@ -252,14 +254,14 @@ def _unless_nobody_reads(subcommand: Callable[[Sequence[str]], int], words: Sequ
 
 
 def _drop_output() -> None:
-    """Or Python says at its end that it cannot write the rest."""
+    """Redirect standard output to /dev/null, else Python reports at exit that it cannot write the rest."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @functools.cache
 def _tell_warnings() -> None:
-    """What the package logs, and nobody else shows, reaches the user as warnings of a job do."""
-    import logging  # late: --help needs none
+    """Show the package's log messages that no other handler shows, like warnings of a job."""
+    import logging  # late: --help does not need it
 
     before = logging.lastResort
 
@@ -340,7 +342,7 @@ def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:
 
 
 def _open_standard_streams() -> None:
-    """Gives a closed standard stream (``2>&-``) to /dev/null, or the next file opened would get what is said there."""
+    """Open closed standard streams (``2>&-``) as /dev/null, else the next file opened would get their output."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

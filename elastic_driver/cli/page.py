@@ -1,4 +1,4 @@
-"""``elasticrun page [JOB]``: a link to a running job's page in a browser; or that of one that has ended, as a file."""
+"""``elasticrun page [JOB]``: prints a link to a running job's page, or writes the page of an ended job to a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from elastic_driver.report.history_folder import PAGE, SHORT_ID, SHOWN, KeptJob
 from elastic_driver.report.printable import one_line
 from elastic_driver.system.safe_files import open_inside, put_named
 
-# For the browser of a driver on another machine, whose job has no file here that it could lie beside.
+# The name of the file for the browser if the driver is on another machine, so that there is no job file beside it.
 _ELSEWHERE = "page"
 _LEADS = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="referrer" content="no-referrer">
 <title>elasticrun page</title><meta http-equiv="refresh" content="0; url={url}">
@@ -31,7 +31,7 @@ _LEADS = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="ref
 
 
 def parser_of_page() -> Parser:
-    """Its flags."""
+    """Return its parser."""
     parser = Parser(
         prog="elasticrun page",
         description="Prints a link to a running job's web page. The link is valid for one login within ten "
@@ -51,10 +51,10 @@ def parser_of_page() -> Parser:
 
 
 def page(words: Sequence[str]) -> int:
-    """Runs the subcommand. Returns its exit code.
+    """Run the subcommand. Returns its exit code.
 
     Raises:
-        SettingsError: bad usage; there is no such job, or its driver cannot be reached, or it has no page.
+        SettingsError: bad usage; there is no such job, its driver cannot be reached, or it has no page.
     """
     arguments = parser_of_page().parse_args(words)
     ended = _ended(arguments)
@@ -75,7 +75,7 @@ def page(words: Sequence[str]) -> int:
 
 
 def _ended(arguments: argparse.Namespace) -> KeptJob | None:
-    """The job that is meant, where it is one that has ended."""
+    """Return the selected job if it is one that has ended."""
     job: str | None = arguments.job
     if not job or arguments.driver is not None:
         return None
@@ -85,7 +85,7 @@ def _ended(arguments: argparse.Namespace) -> KeptJob | None:
 
 
 def _show_ended(job: KeptJob, arguments: argparse.Namespace) -> int:
-    """Writes the page of a job that has ended, and says where. Returns the exit code."""
+    """Write the page of a job that has ended, and report its path. Returns the exit code."""
     if arguments.operator:
         raise SettingsError(f"{ending_of(job)}: there is nothing left to operate")
     text = _page_of(job)
@@ -102,14 +102,14 @@ def _show_ended(job: KeptJob, arguments: argparse.Namespace) -> int:
 
 
 def _is_stdout(path: Path) -> bool:
-    """Whether it is where this program prints: a link would be in the page, or over its beginning."""
+    """Return whether a path is this program's standard output: a link would be in the page, or overwrite it."""
     with contextlib.suppress(OSError):
         return os.path.samestat(path.stat(), os.fstat(1))
     return False
 
 
 def _page_of(job: KeptJob) -> str:
-    """The document. Raises SettingsError where nothing is kept of the job's page."""
+    """Return the page as a document. Raises SettingsError if none is kept for the job."""
     from elastic_driver.report.page.recorded import recorded_page  # late: the document is large
 
     report = f"elasticrun report {job.job_id[:SHORT_ID]} shows what happened"
@@ -131,10 +131,10 @@ def _page_of(job: KeptJob) -> str:
 
 
 def _open(url: str, target: Target) -> int:
-    """Opens a link in a browser. Returns the exit code.
+    """Open a link in a browser. Returns the exit code.
 
-    By a file that only this user can read and that leads there: every user of the machine can read the browser's
-    command line, and the first who follows the link is logged in.
+    The browser gets a file that leads to the link and that only this user can read: every user of the machine can read
+    the browser's command line, and the first to follow the link is logged in.
     """
     try:
         file = put_page(_ELSEWHERE if target.job is None else target.job.job_id, _LEADS.format(url=html.escape(url)))

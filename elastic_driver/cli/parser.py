@@ -1,4 +1,4 @@
-"""The reader of command lines: bad usage is one line for the user, and says which flag a misspelt one is like."""
+"""The parser of command lines: reports bad usage in one line, with a suggestion for a misspelt flag."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from elastic_driver.settings.journal_place import KEY_FLAG
 
 
 class Parser(argparse.ArgumentParser):
-    """See argparse. Raises SettingsError where that prints the usage and exits.
+    """An argparse parser that raises SettingsError instead of printing the usage and exiting.
 
     Attributes:
-        topics: the groups of flags that can be asked for by a word.
+        topics: the groups of flags for ``elasticrun help TOPIC``.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
         self.topics: dict[str, argparse._ArgumentGroup] = {}
 
     def add_topic(self, topic: str, title: str, description: str | None = None) -> argparse._ArgumentGroup:
-        """Adds a group of flags that can be asked for by a word."""
+        """Add a group of flags for ``elasticrun help TOPIC``."""
         self.topics[topic] = self.add_argument_group(title, description)
         return self.topics[topic]
 
@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
         raise SettingsError(message)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, and says which flag a misspelt one is like."""
+        """Parse as argparse does, and suggest a flag for a misspelt one."""
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             if unknown[0] in self._ambiguous:
@@ -42,11 +42,11 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """The flags that this may be short for.
+        """Return the flags of which this may be an abbreviation.
 
-        argparse asks for every word, also for those of the command, which are not its own; and it ends where there are
-        several. Here two spellings of one flag are one, and what may be short for several is a fault only where it
-        turns out to be no word of the command.
+        argparse calls this for every word, including those of the command, and fails if there are several such flags.
+        Here two spellings of one flag count once, and an ambiguous word is an error only if it turns out not to belong
+        to the command.
         """
         found: list[Any] = super()._get_option_tuples(option_string)
         if len({action.dest for action, *_ in found}) <= 1:
@@ -56,12 +56,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_key_flag(parser: argparse.ArgumentParser) -> None:
-    """The flag of subcommands that goes with a journal in etcd."""
+    """Add the flag for subcommands with a journal in etcd."""
     parser.add_argument(KEY_FLAG, metavar="FILE", help="file with the key of a journal in etcd, as given to the job")
 
 
 def read_by(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """What argparse is to call: it takes a reason for the user from one kind of error only."""
+    """Wrap a converter for argparse, which shows the user the reason of one kind of error only."""
 
     def read_argument(text: str) -> Any:
         try:

@@ -1,7 +1,7 @@
-"""``elasticrun status --journal DIR``: what is known of a job whose driver has died.
+"""``elasticrun status --journal DIR``: shows the last known state of a job whose driver has died.
 
-Owns what is made of a journal for people and programs. It takes no lock: a driver that starts at this moment must not
-be refused for it.
+Owns the presentation of a journal as text and data. Takes no lock: otherwise a driver that starts at this moment
+would be rejected.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from elastic_driver.report.lengths import length
 from elastic_driver.settings.journal_place import JournalPlace
 from elastic_driver.system.process_name import lives, lives_here, pid_in
 
-# Of the events, so many are shown to people.
+# The most events shown as text.
 _SHOWN = 20
 
 
 def look_into(place: JournalPlace) -> Recorded | Closed:
-    """What a journal says.
+    """Return the content of a journal.
 
     Raises:
-        SettingsError: there is none, or it cannot be read.
+        SettingsError: there is no journal, or it cannot be read.
     """
     if place.folder is None:
-        from elastic_driver.journal import etcd_journal  # late: what unseals it takes a while to load
+        from elastic_driver.journal import etcd_journal  # late: decryption takes a while to import
 
         found = etcd_journal.read_etcd(*etcd_journal.in_etcd(place))
         if found is None:
@@ -57,14 +57,14 @@ def look_into(place: JournalPlace) -> Recorded | Closed:
 
 
 def left_behind(job_id: str, tell: Callable[[str], object]) -> Left:
-    """This user's jobs on this machine whose driver has died, and that have a journal.
+    """Return this user's jobs on this machine that have a journal and whose driver has died.
 
     Args:
-        job_id: how their ids begin.
-        tell: is told of a journal that cannot be used: it may be damaged, or of another version.
+        job_id: the beginning of their ids.
+        tell: called with a message about an unusable journal: it may be damaged, or of another version.
 
     Raises:
-        SettingsError: the jobs cannot be looked for.
+        SettingsError: the search for jobs failed.
     """
     jobs, taken = [], []
     for file in left_jobs():
@@ -75,7 +75,7 @@ def left_behind(job_id: str, tell: Callable[[str], object]) -> Left:
                 tell(f"job {file.job_id} has no driver, and no other can take it over: {error}")
             continue
         if not isinstance(found, Recorded) or found.job.job_id != file.job_id:
-            forget(file)  # it has ended, somebody has removed its journal, or another has its folder
+            forget(file)  # the job has ended, its journal was removed, or another job has its folder
         elif file.job_id.startswith(job_id):
             if not has_driver(found):
                 jobs.append(found)
@@ -85,17 +85,17 @@ def left_behind(job_id: str, tell: Callable[[str], object]) -> Left:
 
 
 def has_driver(recorded: Recorded) -> bool:
-    """Whether the driver that has written it lives, as far as that can be seen from here."""
+    """Return whether the driver that has written the journal lives, as far as can be seen from here."""
     return lives(recorded.took.process) if recorded.is_driven is None else recorded.is_driven
 
 
 def for_how_long(recorded: Recorded) -> str:
-    """How long there has been no driver, in words. What the last one has written is the last that is known of it."""
+    """Format how long there has been no driver; its last write is the last known sign of it."""
     return f"for at most {length(math.ceil(recorded.away_s))}"
 
 
 def document(recorded: Recorded) -> dict[str, Any]:
-    """The job as of its last step, in the form of ``GET /v1/status``, with ``recorded`` beside it."""
+    """Return the job's state after its last step, in the form of ``GET /v1/status``, with ``recorded`` in addition."""
     state, now, took = recorded.state, recorded.clock, recorded.took
     return {
         "job_id": recorded.job.job_id,
@@ -119,7 +119,7 @@ def document(recorded: Recorded) -> dict[str, Any]:
 
 
 def words(recorded: Recorded) -> str:
-    """What people read above the status: how old it is, and what happened last."""
+    """Format the text above the status: its age, and the last events."""
     took = recorded.took
     driver = f"process {pid_in(took.process)} on {took.machine}"
     whose = (

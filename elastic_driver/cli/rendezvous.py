@@ -20,7 +20,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def parser_of_rendezvous() -> Parser:
-    """Its flags."""
+    """Return its parser."""
     parser = Parser(
         prog="elasticrun rendezvous",
         description="Serves the rendezvous of any number of jobs started with torchrun --rdzv-backend=elastic "
@@ -43,10 +43,10 @@ def parser_of_rendezvous() -> Parser:
 
 
 def rendezvous(words: Sequence[str]) -> int:
-    """Runs the subcommand. Blocks until SIGINT or SIGTERM. Returns its exit code.
+    """Run the subcommand. Blocks until SIGINT or SIGTERM. Returns its exit code.
 
     Raises:
-        SettingsError: bad usage, the token cannot be read or written, or the port cannot be had.
+        SettingsError: bad usage, the token cannot be read or written, or the port is not available.
     """
     arguments = parser_of_rendezvous().parse_args(words)
     if not 0 <= arguments.port < 65536:

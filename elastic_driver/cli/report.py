@@ -1,4 +1,4 @@
-"""``elasticrun report [JOB|EVENTS.jsonl]``: a job from its event log, as a table or as a picture."""
+"""``elasticrun report [JOB|EVENTS.jsonl]``: shows a job from its event log, as a table or as a picture."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from elastic_driver.report.printable import one_line
 from elastic_driver.report.story import Reader, Story
 from elastic_driver.system.safe_files import put_named
 
-# A line of the log with a few thousand members has some 300 kB. Longer ones are of no log.
+# An event with a few thousand members has some 300 kB. Longer lines do not belong to a log.
 _LONGEST_LINE = 1 << 26
 _JOB_ID = re.compile(r"[0-9a-f]{1,16}")
 
 
 def parser_of_report() -> Parser:
-    """Its flags."""
+    """Return its parser."""
     parser = Parser(
         prog="elasticrun report",
         description="Shows a job from its event log: its changes and their cost, and where its time went. The job may "
@@ -47,10 +47,10 @@ def parser_of_report() -> Parser:
 
 
 def report(words: Sequence[str]) -> int:
-    """Runs the subcommand. Returns its exit code.
+    """Run the subcommand. Returns its exit code.
 
     Raises:
-        SettingsError: bad usage; the log cannot be read, or tells of no such job; the picture cannot be written.
+        SettingsError: bad usage; the log cannot be read, or has no such job; the picture cannot be written.
     """
     arguments = parser_of_report().parse_args(words)
     output = None if arguments.output is None else Path(arguments.output)
@@ -69,7 +69,7 @@ def report(words: Sequence[str]) -> int:
 
 
 def _log_of(given: str | None, job: str) -> tuple[str, str]:
-    """The event log that is meant, and which job in it: a file is what there is a file of that name for.
+    """Return the selected event log, and the job in it. The argument is a file if there is one of that name.
 
     Raises:
         SettingsError: there is no such job, or there are several.

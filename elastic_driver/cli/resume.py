@@ -1,6 +1,6 @@
-"""``elasticrun resume DIR``: goes on with a job whose driver has died, as its own command would.
+"""``elasticrun resume DIR``: continues a job whose driver has died, as its own command would.
 
-Owns where that command is taken from: the job's journal. Imports little before it runs: its process may become the
+Owns the reading of that command from the job's journal. Imports little before it runs: its process may become the
 parent of the driver.
 """
 
@@ -14,7 +14,7 @@ from elastic_driver.settings.journal_place import JournalPlace, place_of
 
 
 def parser_of_resume() -> Parser:
-    """Its flags."""
+    """Return its parser."""
     parser = Parser(
         prog="elasticrun resume",
         description="Takes over a job whose driver has died, like running the job's command again with the same flags, "
@@ -29,7 +29,7 @@ def parser_of_resume() -> Parser:
 
 
 def journal_of(words: Sequence[str]) -> JournalPlace:
-    """The journal that is meant.
+    """Return the selected journal.
 
     Raises:
         SettingsError: bad usage.
@@ -39,14 +39,14 @@ def journal_of(words: Sequence[str]) -> JournalPlace:
 
 
 def go_on(journal: JournalPlace, *, begins: bool = True) -> int:
-    """Goes on with the job there. Blocks until it has ended. Returns its exit code.
+    """Continue the job of a journal. Blocks until it has ended. Returns its exit code.
 
     Args:
-        journal: where it is.
-        begins: whether its command begins another one where nobody is left of it.
+        journal: of the job.
+        begins: whether to start the job anew if nothing of it is left.
 
     Raises:
-        SettingsError: there is no journal there, it cannot be read, or another driver has it.
+        SettingsError: there is no journal, it cannot be read, or another driver has it.
     """
     from elastic_driver.cli.recorded import look_into
     from elastic_driver.driver.job import run_job
@@ -57,9 +57,9 @@ def go_on(journal: JournalPlace, *, begins: bool = True) -> int:
     if isinstance(found, Closed):
         print(f"job {found.job_id} has ended with exit code {found.exit_code}", flush=True)
         return found.exit_code
-    # What the job's own command would be where nobody of it is left, and a new one begins.
+    # What the job's own command would do if nothing of the job is left, and a new one begins.
     enter(found.job)
     given = found.job.settings
-    # A driver that is to end the job is told so by SIGTERM.
+    # A driver that is to end the job is notified by SIGTERM.
     settings = replace(given, journal=journal, standby_driver=False, hands_over=begins and given.hands_over)
     return run_job(settings, resumed=Resumed(found.job.job_id, begins))

@@ -1,4 +1,4 @@
-"""``elasticrun stacks [JOB]``: where the Python of every rank is now, the odd ones first, and who waits for whom."""
+"""``elasticrun stacks [JOB]``: shows every rank's Python stack, unusual ones first, and which ranks wait for which."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elastic_driver.report.stacks_text import stacks_text
 
 
 def parser_of_stacks() -> Parser:
-    """Its flags."""
+    """Return its parser."""
     parser = Parser(
         prog="elasticrun stacks",
         description="Shows the Python stacks of a running job's workers, with equal stacks grouped and outliers "
@@ -29,7 +29,7 @@ def parser_of_stacks() -> Parser:
 
 
 def stacks(words: Sequence[str]) -> int:
-    """Runs the subcommand. Returns its exit code.
+    """Run the subcommand. Returns its exit code.
 
     Raises:
         SettingsError: bad usage; there is no such job or rank, or its driver cannot be reached.

@@ -1,4 +1,4 @@
-"""``elasticrun status [JOB]``: what a job does now, its hosts and its workers."""
+"""``elasticrun status [JOB]``: shows the state of a job, its hosts and its workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_FIGURES = 4
 
 
 def parser_of_status() -> Parser:
-    """Its flags."""
+    """Return its parser."""
     parser = Parser(
         prog="elasticrun status",
         description="Shows what a running job is doing, its hosts and its workers.",
@@ -56,7 +56,7 @@ def parser_of_status() -> Parser:
 
 
 def status(words: Sequence[str]) -> int:
-    """Runs the subcommand. Returns its exit code. With --watch it blocks until the job has ended.
+    """Run the subcommand. Returns its exit code. With --watch it blocks until the job has ended.
 
     Raises:
         SettingsError: bad usage; there is no such job, or its driver cannot be reached.
@@ -90,12 +90,12 @@ def status(words: Sequence[str]) -> int:
 
 
 def _kept(arguments: argparse.Namespace) -> str | None:
-    """Prints what a journal says of its job; returns the job's id, and prints nothing, where its driver can be asked.
+    """Print a journal's state of its job; return the job's id, and print nothing, if its driver can be asked.
 
     Raises:
-        SettingsError: it cannot be read, or the flags are for another job.
+        SettingsError: the journal cannot be read, or the flags are for another job.
     """
-    from elastic_driver.cli import recorded  # late: it reads the core, which others here need not
+    from elastic_driver.cli import recorded  # late: it imports the core, which is not needed otherwise
     from elastic_driver.journal.entries import Closed
 
     if arguments.job is not None or arguments.driver is not None:
@@ -111,10 +111,10 @@ def _kept(arguments: argparse.Namespace) -> str | None:
 
 
 def _is_left(arguments: argparse.Namespace) -> bool:
-    """Prints what is known of the job that is meant where it has no driver; returns whether that is so.
+    """Print what is known of the selected job if it has no driver; return whether that is so.
 
     Raises:
-        SettingsError: the jobs cannot be looked for.
+        SettingsError: the search for jobs failed.
     """
     given: str = arguments.job or ""
     meant = left_behind(given).jobs
@@ -139,19 +139,19 @@ def _lives(target: Target) -> bool:
 
 
 def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
-    """What people read.
+    """Format the status as text.
 
     Args:
         name: of the job.
         answer: of ``GET /v1/status``.
-        width: of the terminal, characters; 0 for none.
+        width: of the terminal, characters; 0 for unlimited.
     """
     command = shlex.join(map(str, answer["command"]))
     phase = "stalled" if answer.get("stalled") else answer["phase"]
     title = f"job {name}, {phase}, {length(answer['age_s'])} old: {command}"
     restarts = answer.get("on_change", OnChange.IN_PLACE) != OnChange.IN_PLACE
-    # Those that are restarted have no commits, and may tell of steps.
-    # Nor do those that run Horovod's own library tell of any.
+    # Workers that are restarted have no commits, but may report steps. Workers that run Horovod's own library report no
+    # commits.
     has_commits = not restarts and answer.get("tells_commits", True)
     began = f"from commit {answer['commits']}, " if has_commits else ""
     facts = f"round {answer['round_id']}, {began}{counted(answer['resets'], 'reset')}"
@@ -185,7 +185,7 @@ def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
 
 
 def _progress(answer: dict[str, Any], *, has_commits: bool) -> str:
-    """How the training goes, in the figures of the driver's status line; "" where nothing is known of it."""
+    """Format the training's progress, in the figures of the driver's status line; "" if nothing is known."""
     commits = answer.get("newest_commit", 0)
     told = figures(
         steps_per_s=answer.get("steps_per_s"),
@@ -199,7 +199,7 @@ def _progress(answer: dict[str, Any], *, has_commits: bool) -> str:
 
 
 def _reported(reported: dict[str, float | None]) -> list[str]:
-    """What the training tells of itself: the first names of it."""
+    """Format the figures that the training reports: the first names of them."""
     shown = [
         f"{one_line(name)} {'nan' if value is None else f'{value:.4g}'}"
         for name, value in list(reported.items())[:_MOST_FIGURES]
@@ -232,7 +232,7 @@ def _order(worker: dict[str, Any]) -> tuple[bool, int, str, int]:
 
 
 def _has_rank(worker: dict[str, Any]) -> bool:
-    # Others have that of a round that they have left: two of them may have had the same one.
+    # Other workers keep the rank of a round that they have left: two of them may have had the same one.
     return worker["phase"] == "member" and worker["rank"] is not None
 
 

@@ -1,4 +1,4 @@
-"""Tables and lengths of time for the terminal. Plain text, aligned; whatever a name holds stays on its line."""
+"""Tables for the terminal. Plain text, aligned; each cell stays on its line, whatever it contains."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Collection, Sequence
 from elastic_driver.report.printable import one_line
 
 _GAP = "  "
-# A column is not cut below this.
+# The least width to which a column is cut.
 _LEAST = 8
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = (), width: int = 0) -> str:
-    """The lines of a table.
+    """Format a table as lines.
 
     Args:
         heads: of the columns.
         rows: their cells.
-        right: heads of the columns that are flush right.
-        width: characters of a line; the widest columns that are flush left are cut to get there. 0 for any.
+        right: heads of the right-aligned columns.
+        width: characters of a line; the widest left-aligned columns are cut to fit. 0 for unlimited.
     """
     lines = [list(heads), *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -44,5 +44,5 @@ def _fitted(cell: str, room: int) -> str:
 
 
 def width_of_output() -> int:
-    """Characters of a line on the terminal; 0 where the output goes elsewhere, and is not to be cut."""
+    """Return the width of the terminal in characters; 0 if the output goes elsewhere, and must not be cut."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0

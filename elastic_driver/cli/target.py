@@ -1,7 +1,7 @@
-"""Which job a subcommand is for, and how its driver is asked.
+"""The selection of a job for a subcommand, and the connection to its driver.
 
-Owns the choice among this user's jobs on this machine, and the way to the driver of another machine: its address and a
-file with the operator's key.
+Owns the choice among this user's jobs on this machine, and the access to a driver on another machine: its address and
+a file with the operator's key.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from elastic_driver.report.printable import one_line
 if TYPE_CHECKING:
     from elastic_driver.journal.past import Recorded
 
-# Its driver lives, and answers unless it is stopped or somebody else has its port.
+# A driver of a running job answers, unless it is stopped or another program has its port.
 _PATIENCE_S = 10.0
-# Who does not know the operator's key will not do so later; but an earlier program may still have the port.
+# A server that does not know the operator's key never will; but an earlier program may still have the port.
 _STRANGER_S = 2.0
 
 _Answer = TypeVar("_Answer")
@@ -46,13 +46,13 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A driver.
+    """A driver to ask.
 
     Attributes:
-        name: of its job, as far as it is known; for messages.
-        url: where it is (:class:`~elastic_driver.rendezvous.driver_url.DriverUrl`).
-        credential: which it is asked with.
-        job: its file, where the driver is on this machine.
+        name: of its job, if known; for messages.
+        url: its address (:class:`~elastic_driver.rendezvous.driver_url.DriverUrl`).
+        credential: for requests.
+        job: its job file, if the driver is on this machine.
     """
 
     name: str
@@ -66,8 +66,8 @@ class Left:
     """Jobs with a journal whose driver has died.
 
     Attributes:
-        jobs: those that have no other driver.
-        taken: ids of those that another driver has taken over, and cannot be asked for yet.
+        jobs: those without another driver.
+        taken: ids of those that another driver has taken over, which cannot be asked yet.
     """
 
     jobs: Sequence[Recorded] = ()
@@ -75,23 +75,23 @@ class Left:
 
     @property
     def ids(self) -> list[str]:
-        """Of all of them."""
+        """The ids of all of them."""
         return [*(found.job.job_id for found in self.jobs), *self.taken]
 
 
 def left_behind(job_id: str, said: set[str] | None = None) -> Left:
-    """Those of this user on this machine whose ids begin so.
+    """Find such jobs of this user on this machine.
 
     Args:
-        job_id: how.
-        said: the warnings that were given, and are not given again; of one command that looks several times.
+        job_id: the beginning of their ids.
+        said: warnings already given, which are not repeated; for a command that looks several times.
 
     Raises:
-        SettingsError: the jobs cannot be looked for.
+        SettingsError: the search for jobs failed.
     """
     if not left_jobs():
         return Left()
-    from elastic_driver.cli import recorded  # late: it reads the core, which few commands need
+    from elastic_driver.cli import recorded  # late: it imports the core, which few commands need
 
     def tell(text: str) -> None:
         if said is None or text not in said:
@@ -103,7 +103,7 @@ def left_behind(job_id: str, said: set[str] | None = None) -> Left:
 
 
 def add_driver_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags for a driver on another machine."""
+    """Add the flags for a driver on another machine."""
     parser.add_argument("--driver", metavar="URL", help="URL of a driver on another machine; needs --token-file")
     parser.add_argument(
         "--token-file",
@@ -115,14 +115,14 @@ def add_driver_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def target_of(arguments: argparse.Namespace, job_id: str | None) -> Target:
-    """The driver that is meant: of a job on this machine, or the one that the flags name.
+    """Return the selected driver: that of a job on this machine, or the one named by the flags.
 
     Args:
         arguments: with those of :func:`add_driver_flags`.
-        job_id: the beginning of a job's id; None where just one runs.
+        job_id: the beginning of a job's id; None if there is just one job.
 
     Raises:
-        SettingsError: there is no such job, several may be meant, or the token cannot be read.
+        SettingsError: there is no such job, there are several, or the token cannot be read.
     """
     if (arguments.driver is None) != (arguments.token_file is None):
         raise SettingsError("--driver and --token-file must be given together")
@@ -140,16 +140,16 @@ def target_of(arguments: argparse.Namespace, job_id: str | None) -> Target:
 
 
 def target_of_job(job: JobFile) -> Target:
-    """The driver of a job on this machine."""
+    """Return the driver of a job on this machine."""
     return Target(job.job_id, job.url, Credential(Identity(Role.OPERATOR)), job)
 
 
 def choose_job(jobs: Sequence[JobFile], job_id: str | None) -> JobFile:
-    """The one job that is meant.
+    """Return the selected job.
 
     Args:
-        jobs: those that run.
-        job_id: the beginning of its id; None where there is just one.
+        jobs: the running jobs.
+        job_id: the beginning of its id; None if there is just one job.
 
     Raises:
         SettingsError: there is none, or more than one.
@@ -182,15 +182,15 @@ def _listed(jobs: Sequence[JobFile]) -> str:
 
 
 def ask(target: Target, question: Callable[[RendezvousClient], _Answer], *, patience_s: float = _PATIENCE_S) -> _Answer:
-    """Asks the driver. Blocks for a little more than its patience where it does not answer.
+    """Ask the driver. If it does not answer, blocks for a little longer than ``patience_s``.
 
     Args:
-        target: whom.
-        question: what is asked.
-        patience_s: seconds that a driver which lives may take to answer.
+        target: the driver.
+        question: sends the request, and returns the answer.
+        patience_s: how long a living driver may take to answer, seconds.
 
     Raises:
-        SettingsError: it cannot be reached, or refuses.
+        SettingsError: the driver cannot be reached, or rejects the request.
     """
     try:
         client = RendezvousClient(target.url, target.credential, patience_s=patience_s, stranger_s=_STRANGER_S)
@@ -200,7 +200,7 @@ def ask(target: Target, question: Callable[[RendezvousClient], _Answer], *, pati
             client.close()
     except RendezvousError as error:
         whose = "" if target.job is None else f"job {target.name}: "
-        # On this machine its job's file is there, so there is nothing to ask the user.
+        # On this machine the job file exists, so there is nothing for the user to check.
         hint = "" if target.job else "; check the URL, and that the driver runs"
         raise SettingsError(f"{whose}{error}{_what_to_do(error, hint)}") from error
 
@@ -208,7 +208,7 @@ def ask(target: Target, question: Callable[[RendezvousClient], _Answer], *, pati
 def _what_to_do(error: RendezvousError, hint: str) -> str:
     command = "elasticrun jobs --write-token FILE, on the driver's machine,"
     match error:
-        case TurnedAwayError() | RendezvousClosedError() | RendezvousProtocolError():  # it has said why
+        case TurnedAwayError() | RendezvousClosedError() | RendezvousProtocolError():  # its error says why
             return ""
         case WrongTokenError():
             return f"; {command} writes the current one"

@@ -1,4 +1,4 @@
-"""``elasticrun token [FILE]``: makes a secret for hosts that join, for nodes, or for ``elasticrun rendezvous``."""
+"""``elasticrun token [FILE]``: creates a secret for joining hosts, for nodes, or for ``elasticrun rendezvous``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastic_driver.rendezvous.token_file import make_token, new_token
 
 
 def parser_of_token() -> Parser:
-    """Its flags."""
+    """Return its parser."""
     parser = Parser(
         prog="elasticrun token",
         description="Generates a random secret of 64 hexadecimal digits, for --join-token-file, "
@@ -24,7 +24,7 @@ def parser_of_token() -> Parser:
 
 
 def token(words: Sequence[str]) -> int:
-    """Runs the subcommand. Returns its exit code.
+    """Run the subcommand. Returns its exit code.
 
     Raises:
         SettingsError: bad usage, or the file cannot be written.

@@ -1,7 +1,7 @@
 """torchrun's flags on ``elasticrun``: in both spellings, with dashes and with underscores.
 
-Owns how they are taken from a command line. What they mean, and which are refused, is
-:mod:`elastic_driver.settings.torchrun_options`; so are the variables that stand in for them.
+Owns the parsing of these flags. Their meanings, the rejection of some, and the variables that can replace them are in
+:mod:`elastic_driver.settings.torchrun_options`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GROUP = (
 
 
 def add_torchrun_flags(parser: Parser) -> None:
-    """Adds all of them, as a group. What is not given is not in the result."""
+    """Add all of them, as a group. Flags that are not given are not in the result."""
     group = parser.add_topic("torchrun", *_GROUP)
     for option in OPTIONS.values():
         more: dict[str, Any] = (
@@ -34,6 +34,6 @@ def add_torchrun_flags(parser: Parser) -> None:
 
 
 def take_torchrun_flags(given: dict[str, Any]) -> None:
-    """Puts what was given of them together, under ``torchrun``: the text of each by its name."""
+    """Collect the given ones under ``torchrun``: the text of each by its name."""
     names = [name for name in given if name.startswith(_PREFIX)]
     given["torchrun"] = {name.removeprefix(_PREFIX): given.pop(name) for name in names}

@@ -1,7 +1,7 @@
-"""Agents of this machine that have lost a driver on another one: they are all that is seen of their job here.
+"""Agents of this machine that have lost a driver on another one: nothing else of their job is visible here.
 
-Owns what is made of them for people and programs. Of a job whose driver was on this machine its journal tells
-(:mod:`elastic_driver.cli.recorded`), unless that is gone or cannot be read.
+Owns their presentation as text and data. For a job whose driver was on this machine its journal is used instead
+(:mod:`elastic_driver.cli.recorded`), unless it is missing or unreadable.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from elastic_driver.launch.agent.control import AgentHere, agents_here, end_alon
 from elastic_driver.rendezvous.job_files import left_jobs, running_jobs
 from elastic_driver.words import counted
 
-# Longer than it takes an agent to end workers that the kernel holds.
+# Longer than an agent takes to kill workers that are blocked in the kernel.
 _END_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Undriven:
-    """A job of which there are such agents here.
+    """A job with such agents here.
 
     Attributes:
-        job_id: which.
-        agents: by their sockets.
+        job_id: of the job.
+        agents: by the paths of their sockets.
     """
 
     job_id: str
@@ -33,15 +33,15 @@ class Undriven:
 
     @property
     def alone_s(self) -> float:
-        """For how long they have not heard of their driver, seconds."""
+        """How long they have had no contact to their driver, seconds."""
         return max(agent.alone_s for agent in self.agents.values())
 
     def words(self) -> str:
-        """What is seen of it, for a table."""
+        """Describe it for a table."""
         return f"no driver for {self.alone_s:.0f} s ({', '.join(map(_of, self.agents.values()))})"
 
     def document(self) -> dict[str, Any]:
-        """Likewise, for programs."""
+        """Describe it as data."""
         hosts = {agent.host: agent.workers for agent in self.agents.values()}
         none_s = round(self.alone_s, 3)
         named: dict[str, Any] = {"job": self.job_id, "pid": None, "driver": None, "command": []}
@@ -53,14 +53,14 @@ def _of(agent: AgentHere) -> str:
 
 
 def undriven_jobs(job_id: str, left: Collection[str]) -> list[Undriven]:
-    """Those of this user whose ids begin so.
+    """Find such jobs of this user.
 
     Args:
-        job_id: how.
-        left: ids of those whose journals tell of them.
+        job_id: the beginning of their ids.
+        left: ids of jobs that are known from their journals.
 
     Raises:
-        SettingsError: they cannot be looked for.
+        SettingsError: the search for jobs failed.
     """
     alone: dict[str, dict[Path, AgentHere]] = {}
     for path, agent in agents_here().items():
@@ -72,10 +72,10 @@ def undriven_jobs(job_id: str, left: Collection[str]) -> list[Undriven]:
 
 
 def end_undriven(job: Undriven) -> tuple[bool, str]:
-    """Has its agents here end. Blocks until they have.
+    """Stop the job's agents here. Blocks until they have ended.
 
     Returns:
-        Whether all have; and what has become of it, in words.
+        Whether all have ended; and a description of the result.
     """
     late = end_alone(job.agents, _END_S)
     ended = [_of(agent) for agent in job.agents.values() if agent not in late]
@@ -87,10 +87,10 @@ def end_undriven(job: Undriven) -> tuple[bool, str]:
 
 
 def end_here(journal: Path) -> str:
-    """Has agents of this machine end whose job has its journal there, and no driver any more. Blocks until they have.
+    """Stop agents of this machine whose job has this journal, and no driver any more. Blocks until they have ended.
 
     Returns:
-        What has become of the job, in words; "" where there are none.
+        A description of the result; "" if there are none.
     """
     ids = [file.job_id for file in left_jobs() if Path(file.journal) == journal.resolve()]
     for job in (job for job_id in ids for job in undriven_jobs(job_id, ())):

@@ -1,6 +1,6 @@
-"""``elasticrun wrap``: runs a program that starts torchrun's workers by itself, and has them be elasticrun's.
+"""``elasticrun wrap``: runs a program that starts torchrun's workers by itself, and makes elasticrun run them.
 
-How: :mod:`elastic_driver.function.wrapping`.
+The mechanism is in :mod:`elastic_driver.function.wrapping`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from elastic_driver.function.wrapping import hooked
 
 
 def parser_of_wrap() -> Parser:
-    """Its flags."""
+    """Return its parser."""
     parser = Parser(
         prog="elasticrun wrap",
         usage="elasticrun wrap [-h] PROGRAM ...",
@@ -29,7 +29,7 @@ def parser_of_wrap() -> Parser:
 
 
 def wrap(words: Sequence[str]) -> int:
-    """Runs the subcommand: becomes the program. Returns only where that is not possible.
+    """Run the subcommand: replace this process by the program. Returns only if that is not possible.
 
     Raises:
         SettingsError: bad usage, or there is no such program.
