@@ -22,6 +22,7 @@ MAKE_THEM = {
     "errors.py",
     "system/kernel.py",
     "system/local_socket.py",
+    "system/mechanisms.py",
     "launch/dial/spawned.py",
     "journal/folder.py",
 }

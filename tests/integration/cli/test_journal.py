@@ -223,7 +223,7 @@ def test_a_driver_that_fails_leaves_what_led_to_it(tmp_path: Path, runtime: Path
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (("--parameter-servers", "1", "-H", "chief:2"), "no host can be named chief: the script is that"),
+        (("--parameter-servers", "1", "-H", "chief:2"), "no host can be named chief: that name denotes the script"),
         (("--stdin", "0"), "--journal cannot be combined with --stdin"),
         (("--mpi", "-H", "localhost:1"), "cannot use --journal with --mpi"),
         (("--driver-timeout", "0"), "--driver-timeout 0 is not a number of seconds above 0"),
@@ -248,7 +248,7 @@ def test_a_node_of_torchruns_has_one_in_etcd_or_none(tmp_path: Path) -> None:
 
 def test_flags_that_need_a_journal_are_refused_without() -> None:
     ran = elasticrun("-np", "1", "--driver-timeout", "5", "true")
-    assert ran.stderr == "elasticrun: error: --driver-timeout has no effect: give --journal too\n"
+    assert ran.stderr == "elasticrun: error: --driver-timeout has no effect: give --journal, too\n"
     ran = elasticrun("-np", "1", "--hand-over", "true")
     assert ran.stderr == "elasticrun: error: --hand-over needs --journal, from which another driver continues the job\n"
     ran = elasticrun("-np", "1", "--standby-driver", "true")
@@ -400,7 +400,7 @@ def test_a_job_whose_journal_is_no_more_is_told_of_and_can_be_ended(tmp_path: Pa
         assert len(resumed.stderr.splitlines()) == 1
         ended = elasticrun("end", job_id)
         assert ended.returncode == 0, ended.stderr
-        assert f"job {job_id}: ended on this machine (localhost: 2 workers), which had no driver" in ended.stdout
+        assert f"job {job_id}: ended on this machine (localhost: 2 workers), without a driver" in ended.stdout
         assert not job.leftovers()
 
 

@@ -623,7 +623,7 @@ def test_the_last_driver_ends_what_it_can_though_it_cannot_take_over(tmp_path: P
         said = job.said()
         assert "has failed, 2 times in a row: ending the job\n" in said
         assert said.count("no port" if how == "refuses" else "ZeroDivisionError: a bug\n") == 2
-        assert ": ended on this machine (localhost: 2 workers), which had no driver; " in said
+        assert ": ended on this machine (localhost: 2 workers), without a driver; " in said
         # The agent ends when it has answered that nothing is left.
         job.wait_for("the end of all", lambda: not agents_here() and not job.leftovers())
 
@@ -665,7 +665,7 @@ def test_a_job_can_be_ended_in_the_pause_before_a_start(tmp_path: Path, runtime:
         job.wait_for("the pause", lambda: "starting it again in 1000 s" in job.said())
         ended = subcommand("end", job.events("job_started")[0]["job_id"])
         assert (ended.returncode, ended.stderr) == (0, "")
-        assert f"its elasticrun (process {job.process.pid}) starts another that ends it\n" in ended.stdout
+        assert f"its elasticrun (process {job.process.pid}) starts another driver, which ends the job\n" in ended.stdout
         assert job.wait() == 128 + signal.SIGTERM
         assert not job.leftovers()
 

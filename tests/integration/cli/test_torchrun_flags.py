@@ -279,7 +279,7 @@ def test_a_log_folder_that_cannot_be(tmp_path: Path) -> None:
     with start(tmp_path, "--standalone", "-t", "3", "--log-dir", str(tmp_path / "file" / "logs"), "true") as job:
         assert job.wait() == 2
         said = f"cannot use the folder {tmp_path}/file/logs (--log-dir): Not a directory"
-        assert said in job.said() or said.replace("use", "make") in job.said(), job.said()
+        assert said in job.said() or said.replace("use", "create") in job.said(), job.said()
         assert job.said().count("\n") == 1
 
 

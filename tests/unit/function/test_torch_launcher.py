@@ -99,8 +99,8 @@ def test_numa_options_of_torch() -> None:
     [
         (LaunchConfig(1, 2, 1), "--nnodes up to 2 needs --rdzv-endpoint"),
         (LaunchConfig(1, 1, 0), "--nproc-per-node: 0 is below 1"),
-        (LaunchConfig(1, 1, 1, rdzv_backend="etcd"), "'etcd' is none of static, c10d, elastic"),
-        (LaunchConfig(1, 1, 1, event_log_handler="console"), "--event-log-handler: 'console' is none of null"),
+        (LaunchConfig(1, 1, 1, rdzv_backend="etcd"), "'etcd' is not one of static, c10d, elastic"),
+        (LaunchConfig(1, 1, 1, event_log_handler="console"), "--event-log-handler: 'console' is not one of null"),
         (LaunchConfig(1, 1, 1, max_restarts=-1), "--max-restarts: -1 is not within"),
     ],
 )

@@ -265,7 +265,7 @@ def test_replicas_stay_within_their_bounds() -> None:
         ({"journal": "etcd://a:2379"}, "spec.journal 'etcd://a:2379' is no etcd://HOST:PORT,.../PREFIX"),
         ({"journal": "etcd://jobs:secret@a:2379/jobs/a"}, "spec.journal has a user in it"),
         ({"journal": "etcd://jobs:secret@a:2379"}, "spec.journal has a user in it"),
-        ({"transport": "carrier pigeon"}, "spec.transport 'carrier pigeon' is none of join, ssh, exec"),
+        ({"transport": "carrier pigeon"}, "spec.transport 'carrier pigeon' is not one of join, ssh, exec"),
         ({"slotsPerWorker": 0}, "spec.slotsPerWorker '0' is no whole number within 1 to 4096"),
         ({"slotsPerWorker": True}, "spec.slotsPerWorker 'True' is no whole number"),
         ({"elasticPolicy": {"minReplicas": 3, "maxReplicas": 2}}, "minReplicas 3 is above maxReplicas 2"),
@@ -279,7 +279,7 @@ def test_replicas_stay_within_their_bounds() -> None:
                     "Worker": {"template": TEMPLATE},
                 }
             },
-            "spec.mpiReplicaSpecs.Launcher.restartPolicy 'Always' is none of Never, OnFailure",
+            "spec.mpiReplicaSpecs.Launcher.restartPolicy 'Always' is not one of Never, OnFailure",
         ),
         (
             {"mpiReplicaSpecs": {"Launcher": {"template": {"spec": {**TEMPLATE["spec"], "volumes": "none"}}}}},
@@ -295,7 +295,7 @@ def test_replicas_stay_within_their_bounds() -> None:
         ),
         (
             {"runPolicy": {"cleanPodPolicy": "Some"}},
-            "cleanPodPolicy 'Some' is none of None, Running, All",
+            "cleanPodPolicy 'Some' is not one of None, Running, All",
         ),
     ],
 )

@@ -187,7 +187,7 @@ def test_the_docs_list_each_variable_with_its_default() -> None:
 
 def test_defaults_that_the_workers_own_stand_in_the_help() -> None:
     text = " ".join(build_parser().format_help().split())
-    assert f"keep the last K commits on disc (default {DEFAULTS.durable_keep})" in text
+    assert f"keep the last K commits on disk (default {DEFAULTS.durable_keep})" in text
     gloo = driver_settings.Settings.__dataclass_fields__["gloo_timeout_s"].default
     assert gloo == DEFAULTS.build_timeout_s, "both sides of one variable"
 

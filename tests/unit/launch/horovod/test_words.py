@@ -66,5 +66,5 @@ def test_the_last_context() -> None:
 
 def test_modes() -> None:
     assert check_protocol("AUTO", "--horovod-protocol") == "auto"
-    with pytest.raises(SettingsError, match="--horovod-protocol 'never' is none of auto, on, off"):
+    with pytest.raises(SettingsError, match="--horovod-protocol 'never' is not one of auto, on, off"):
         check_protocol("never", "--horovod-protocol")
