@@ -1,1 +1,1 @@
-"""How a worker is spoken to: the environment it is started with, by dialect."""
+"""Dialects: the environment in which each kind of worker is started."""

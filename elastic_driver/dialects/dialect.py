@@ -1,7 +1,7 @@
-"""Dialect: what the driver has to know of the kind of worker that it runs.
+"""Dialect: what the driver has to know about the kind of worker that it runs.
 
-Owns the seam only. A dialect is a class that has these members; :mod:`elastic_driver.dialects.ours` is that of this
-library's own workers. Knows nothing of processes and of rounds.
+Owns the interface only. A dialect is a class with these members; :mod:`elastic_driver.dialects.ours` is the one for
+this library's own workers. Knows nothing of processes and rounds.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from elastic_driver.words import OnChange
 
 @dataclass(frozen=True, slots=True)
 class JobAddress:
-    """Where a job is to be found, and with what.
+    """The address of a job's driver, and the credentials for it.
 
     Attributes:
-        url: the driver's HTTP server.
-        key: of the job; workers get what is derived from it.
+        url: of the driver's HTTP server.
+        key: of the job; workers get a key derived from it.
         job_id: marks the job's processes.
         owner: the driver's process, as :mod:`elastic_driver.system.process_name` names it.
     """
@@ -33,11 +33,11 @@ class JobAddress:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where the ranks of one generation of workers find each other, if they ask nobody else: rank 0 listens there.
+    """Where the ranks of one generation of workers find each other without the driver: rank 0 listens there.
 
     Attributes:
-        address: of rank 0's host, which the other hosts reach.
-        port: on that host; nobody else is given it while the generation lives.
+        address: of rank 0's host, reachable from the other hosts.
+        port: on that host; assigned to nobody else while the generation lives.
     """
 
     address: str
@@ -49,16 +49,16 @@ class WorkerStart:
     """One start of a worker's process.
 
     Attributes:
-        worker: whose.
+        worker: the worker to start.
         planned: its place if the round were formed now.
-        hosts: those of all who are planned, in the order of their first ranks.
+        hosts: of all planned workers, in the order of their first ranks.
         round_id: the round that runs now, or is being started; 0 for none.
         cores: processors of its host that workers may use.
         resets: unplanned resets of the job so far.
-        meeting: of its generation; None where no port was to be had.
-        restarted: whether it is restarted at each change, and in the round from its start on.
-        address: where its host is reached by those that it is planned with.
-        parameter_server: which of the parameter servers it is; None for a worker.
+        meeting: of its generation; None if no port was free.
+        restarted: whether it is restarted at each change, and is in the round from its start on.
+        address: of its host, as the workers planned with it reach it.
+        parameter_server: its index among the parameter servers; None for a worker.
     """
 
     worker: WorkerId
@@ -81,9 +81,9 @@ class Dialect(Protocol):
         """What a change of the membership means for its workers."""
 
     def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
-        """The whole environment of one worker's process.
+        """Return the whole environment of one worker's process.
 
         Args:
-            start: whose, and in which place.
-            job: where the driver is.
+            start: the worker and its place.
+            job: the address of the driver.
         """

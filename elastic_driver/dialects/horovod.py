@@ -1,9 +1,9 @@
-"""What workers that run Horovod's own library say, and are answered: the words of its older protocol.
+"""Horovod's older protocol, for workers that run Horovod's own library: variables, paths and answers.
 
-Pure: texts and numbers. Owns the variables that such a worker reads, the paths that it asks for, and the form of the
-answers; docs/howto/use-horovods-library.md says when a worker is of this kind. Facts of Horovod 0.28.1: a worker has
-one rendezvous server, whose paths are ``/scope/key``. It puts and gets the addresses of its Gloo contexts there, asks
-for its place after a reset, and tells where it takes notices.
+Pure: texts and numbers. Owns the variables that such a worker reads, the paths that it requests, and the format of the
+answers; docs/howto/use-horovods-library.md says when a worker is of this kind. Facts of Horovod 0.28.1: a worker has one rendezvous
+server, whose paths are ``/scope/key``. It puts and gets the addresses of its Gloo contexts there, requests its place
+after a reset, and publishes the address at which it accepts notifications.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from elastic_driver.hosts import SlotInfo
 
 AUTO, ON, OFF = MODES = ("auto", "on", "off")
 ENV_PROTOCOL = "ELASTIC_DRIVER_HOROVOD_PROTOCOL"
-"""Whether workers are served so: one of the modes. What a worker finds there is for its agent."""
+"""Whether to serve workers in this protocol: one of the modes. In a worker's environment it is for its agent."""
 ENV_ADDRESS = "ELASTIC_DRIVER_HOROVOD_ADDRESS"
-"""Where the worker's host is reached by those that it is planned with, for its agent."""
+"""The address of the worker's host, as the workers planned with it reach it; for its agent."""
 ENV_PORT = "ELASTIC_DRIVER_HOROVOD_PORT"
-"""The port that is this worker's own; set where it is served so. Its import of Horovod asks there before ``init()``."""
+"""This worker's own port, set if it uses this protocol. Its import of Horovod asks there before ``init()``."""
 
 ENV_STORE_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 ENV_STORE_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
 ENV_INTERFACE = "HOROVOD_GLOO_IFACE"
 
 PLACE_HEADER = b"x-elastic-driver-process"
-"""Of a request for a place: the process's id and that of one of its threads. Sent by the import hook only."""
+"""In a request for a place: the ids of the process and of one of its threads. Only the import hook sends it."""
 INTERFACE_HEADER = "X-Elastic-Driver-Interface"
-"""Of the answer to it: on which interface to meet the others."""
+"""In the answer: the interface on which to connect to the other workers."""
 
 RANK_AND_SIZE, WORKER_ADDRESSES = "rank_and_size", "worker_addresses"
 REMOVED = b"-1,-1,-1,-1,-1,-1"
 
-# Six contexts are made, in this order; the last three are those of process set 0.
+# Horovod creates six contexts, in this order; the last three are those of process set 0.
 _PROCESS_SET = "_process_set_hash_"
 _CROSS = "cross_"
 _NUMBERS = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
 def check_protocol(mode: str, said_by: str) -> str:
-    """The mode in lower case.
+    """Return the mode in lower case.
 
     Raises:
         SettingsError: there is no such mode.
@@ -53,29 +53,29 @@ def check_protocol(mode: str, said_by: str) -> str:
 
 
 def scope_and_key(url: bytes) -> tuple[str, str]:
-    """The two parts of a path.
+    """Split a path into its scope and its key.
 
     Raises:
-        RendezvousProtocolError: it has fewer, or more.
+        RendezvousProtocolError: it has fewer parts, or more.
     """
-    parts = url.decode("latin-1").split("/")  # hosts' names stand there as they are
+    parts = url.decode("latin-1").split("/")  # host names are not escaped
     if len(parts) != 3 or parts[0] or not parts[1] or not parts[2]:
         raise RendezvousProtocolError("cannot read the path: it is not /scope/key")
     return parts[1], parts[2]
 
 
 def placed(slot: SlotInfo) -> bytes:
-    """The answer to a worker that asks for its place."""
+    """Format the answer to a request for a place."""
     return ",".join(map(str, astuple(slot))).encode()
 
 
 def place_variables(slot: SlotInfo) -> dict[str, str]:
-    """What tells a process its place at its first ``init()``."""
+    """Return the variables from which a process reads its place at its first ``init()``."""
     return {f"HOROVOD_{name}": str(number) for name, number in zip(_NUMBERS, astuple(slot), strict=True)}
 
 
 def planned(env: Mapping[str, str]) -> SlotInfo | None:
-    """The place that a worker reads from its environment; None where it has none."""
+    """Return the place that a worker reads from its environment; None if it has none."""
     try:
         return SlotInfo(*(int(env[f"HOROVOD_{name}"]) for name in _NUMBERS))
     except (KeyError, ValueError):
@@ -83,7 +83,7 @@ def planned(env: Mapping[str, str]) -> SlotInfo | None:
 
 
 def ends_init(scope: str) -> bool | None:
-    """Whether the context of this scope is the last one that ``init()`` makes; None: perhaps (without process sets)."""
+    """Whether this scope's context is the last one that ``init()`` creates; None: perhaps (without process sets)."""
     if not scope.startswith(_CROSS):
         return False
     return True if _PROCESS_SET in scope else None

@@ -1,6 +1,6 @@
-"""The folder through which workers find the ``horovod`` that is not installed, and its place on their PYTHONPATH.
+"""The folder with our stand-in for an uninstalled ``horovod``, and its place on workers' PYTHONPATH.
 
-Pure: text in, text out. Imported by the driver's side, so it loads nothing else of this folder.
+Pure: text in, text out. The driver's side imports it, so it loads nothing else of this folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SHIM_FOLDER = str(Path(__file__).parents[1] / "compat" / "shim")
 
 
 def check_mode(mode: str, said_by: str) -> str:
-    """The mode in lower case.
+    """Return the mode in lower case.
 
     Raises:
         SettingsError: there is no such mode.
@@ -28,17 +28,17 @@ def check_mode(mode: str, said_by: str) -> str:
 
 
 def with_shim(python_path: str | None, mode: str) -> str | None:
-    """PYTHONPATH for a worker.
+    """Return the PYTHONPATH for a worker.
 
     Args:
-        python_path: the user's; None when the variable is not set.
-        mode: "auto" puts the folder behind the user's own (it is still before the installed packages: the package in
-            the folder looks for an installed Horovod itself), "always" before them, "never" takes it away.
+        python_path: the user's; None if the variable is not set.
+        mode: "auto" puts the folder after the user's own (but still before the installed packages: the package in the
+            folder looks for an installed Horovod itself), "always" before them, "never" removes it.
 
     Returns:
-        None when the variable is not to be set.
+        None if the variable is not to be set.
     """
-    # An outer job's folder goes, whatever its mode was. Empty entries stay: they mean the working directory.
+    # Remove an outer job's folder, whatever its mode was. Keep empty entries: they mean the working directory.
     entries = python_path.split(os.pathsep) if python_path else []
     kept = [entry for entry in entries if entry != SHIM_FOLDER]
     if mode == NEVER:

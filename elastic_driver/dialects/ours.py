@@ -1,6 +1,6 @@
-"""The dialect of this library's own workers: they meet and reset inside their running processes.
+"""The dialect of this library's own workers, which rendezvous and reset inside their running processes.
 
-Owns their environment: the driver's own, less what would mislead, plus the worker's place.
+Owns their environment: the driver's own, without misleading variables, plus the worker's place.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from elastic_driver.rendezvous.environment import (
 )
 from elastic_driver.words import OnChange
 
-# Not passed on: shell functions and the shell's own bookkeeping (Horovod filters the same), and what an outer job of
-# ours or of torchrun said of itself - a worker of this job must not take it for its own. Nor what only
-# drivers may have.
+# Not passed on: shell functions and the shell's own bookkeeping (Horovod filters the same); variables of an outer job
+# of ours or of torchrun, which a worker of this job must not mistake for its own; and credentials that only drivers may
+# have.
 _NOT_INHERITED = re.compile(
     r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|JOIN_TOKEN|KEY|RANKS_KEY|WORKER|JOB|CHIEF|TASK|MARK|ROUND|PLACE|LOCAL_RANK|RESTARTED|OWNER|MAY_CHANGE|BESIDE|HOROVOD_(PROTOCOL|ADDRESS|PORT)|NUMA_BINDING|DURABLE_[A-Z]+)"
     r"|HOROVOD_(HOSTNAME|RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|GLOO_RENDEZVOUS_(ADDR|PORT)|GLOO_IFACE)"
@@ -39,20 +39,20 @@ _NOT_INHERITED = re.compile(
 
 
 def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of the driver's environment workers get."""
+    """Return the part of the driver's environment that workers inherit."""
     return {name: value for name, value in environ.items() if not _NOT_INHERITED.match(name)}
 
 
 class OurDialect:
-    """See Dialect.
+    """The environment of this library's workers; a Dialect.
 
     Args:
         environ: the driver's environment.
         exported: variables that the driver and its flags set.
         horovod_shim, horovod_protocol: see Settings.
-        on_change: what they are at first.
-        torchrun: what workers are told as torchrun tells it; None for its defaults.
-        tells_as_horovod: whether they are told as Horovod tells it, too.
+        on_change: the workers' kind at first.
+        torchrun: values of torchrun's variables; None for its defaults.
+        tells_as_horovod: whether to set Horovod's variables, too.
     """
 
     def __init__(
@@ -77,17 +77,19 @@ class OurDialect:
 
     @property
     def on_change(self) -> OnChange:
-        """They ask for the next round, or are restarted until they do."""
+        """Their kind: they ask for the next round, or are restarted until they do."""
         return self._on_change
 
     def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
-        """See Dialect. Scripts that read HOROVOD_RANK and the like before ``init()`` see the plan; the truth is
-        ``hvd.rank()``. Those that never call it find all that torchrun tells.
+        """Return the whole environment of one worker's process.
+
+        Scripts that read HOROVOD_RANK and the like before ``init()`` see the plan; ``hvd.rank()`` is authoritative.
+        Scripts that never call it find all of torchrun's variables.
         """
         worker, planned = start.worker, start.planned
         env = dict(self._inherited)
         in_place = not start.restarted
-        # Workers with as many threads each as the machine has cores slow each other down many times over.
+        # Workers that each have as many threads as the machine has cores slow each other down many times over.
         if in_place:
             env.setdefault("OMP_NUM_THREADS", str(max(1, start.cores // planned.size)))
         elif self._is_shared(worker.hostname, planned.local_size):
@@ -127,7 +129,7 @@ class OurDialect:
         return env
 
     def _is_shared(self, hostname: str, local_size: int) -> bool:
-        """Whether several workers share this host, or have: what one is told stays, so that it can be forked warm."""
+        """Whether several workers share this host, or have: a stable environment allows warm forks."""
         if local_size > 1:
             self._shared.add(hostname)
         return hostname in self._shared

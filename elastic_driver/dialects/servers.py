@@ -1,6 +1,6 @@
-"""The dialect of servers: a chief beside the driver gives them work, and they are TensorFlow's own.
+"""The dialect of TensorFlow servers, which get their work from a chief that runs beside the driver.
 
-Owns their environment and the chief's. The program that they run is :mod:`elastic_driver.task_server`.
+Owns the servers' environment and the chief's. Servers run :mod:`elastic_driver.task_server`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from elastic_driver.rendezvous.environment import (
 from elastic_driver.words import OnChange
 
 ENV_TF_CONFIG = "TF_CONFIG"
-# Where the user has not said otherwise, the chief sees that a server is lost instead of waiting for it.
+# Unless the user says otherwise, the chief detects a lost server instead of waiting for it.
 _FAIL_FAST = {"GRPC_FAIL_FAST": "use_caller"}
 _PYTHON = re.compile(r"python[0-9.]*")
 _FLAG = re.compile(r"-[bBdEiIOPqsSuvx]+")
@@ -31,13 +31,13 @@ _MODULE = "elastic_driver.task_server"
 
 
 def server_command(command: Sequence[str]) -> tuple[str, ...]:
-    """What servers run: with the interpreter of the chief's command, where that begins with one."""
+    """Return the servers' command, with the interpreter of the chief's command if that begins with one."""
     named = command[0] if command and _PYTHON.fullmatch(PurePath(command[0]).name) else sys.executable
     return named, "-m", _MODULE
 
 
 def missing_script(command: Sequence[str], folder: Path) -> str:
-    """The script that an interpreter of Python is to run, where there is none of that name; "" otherwise."""
+    """Return the script in a Python command if that file does not exist; "" otherwise."""
     if not (command and _PYTHON.fullmatch(PurePath(command[0]).name)):
         return ""
     script = next((word for word in command[1:] if not _FLAG.fullmatch(word)), "")
@@ -46,10 +46,10 @@ def missing_script(command: Sequence[str], folder: Path) -> str:
 
 
 class ServerDialect:
-    """See Dialect.
+    """The environment of servers and of their chief; a Dialect.
 
     Args:
-        inherited: what of the driver's environment workers get.
+        inherited: the part of the driver's environment that workers inherit.
         exported: variables that the driver and its flags set.
     """
 
@@ -59,11 +59,11 @@ class ServerDialect:
 
     @property
     def on_change(self) -> OnChange:
-        """Each serves for itself."""
+        """Their kind: each server runs independently."""
         return OnChange.NO_ROUNDS
 
     def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
-        """See Dialect."""
+        """Return the whole environment of one server's process."""
         task = f"worker {start.planned.rank}" if start.parameter_server is None else f"ps {start.parameter_server}"
         return {
             **self._env,
@@ -77,13 +77,13 @@ class ServerDialect:
     def environment_of_chief(
         self, number: int, address: str, parameter_servers: Sequence[str], workers: Sequence[str], *, job: JobAddress
     ) -> dict[str, str]:
-        """The whole environment of the chief's process.
+        """Return the whole environment of the chief's process.
 
         Args:
             number: of its start.
-            address: where its own server is to listen.
+            address: at which its own server is to listen.
             parameter_servers, workers: addresses of the servers.
-            job: where the driver is.
+            job: the address of the driver.
         """
         cluster = {"chief": [address], "ps": list(parameter_servers), "worker": list(workers)}
         return {

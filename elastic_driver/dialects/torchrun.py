@@ -1,6 +1,6 @@
-"""What torchrun tells a worker through its environment, so that a script for torchrun finds it here.
+"""torchrun's environment variables, set for workers so that scripts written for torchrun run unchanged.
 
-Pure: a start in, variables out. Their meanings are those of ``torch.distributed.elastic`` (torch 2.13).
+Pure: a start in, variables out. The variables mean what they do in ``torch.distributed.elastic`` (torch 2.13).
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ PLACE_VARIABLES = frozenset(
         "TORCHELASTIC_ERROR_FILE",
     )
 )
-"""What one worker, or one generation of them, is told otherwise than another."""
+"""Variables whose values differ between workers, or between generations of them."""
 
 HANDLED_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
-"""What ends a job, where nothing else is asked for."""
+"""The signals that end a job by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class TorchrunJob:
-    """What all workers of a job are told alike.
+    """Settings of torchrun that all workers of a job share.
 
     Attributes:
         run_id: the job's name (--rdzv-id).
         role: the workers' role (--role).
-        max_restarts: unplanned resets that the job may have; None for no bound.
-        virtual_local_rank: whether each sees its own GPU only, as the only one.
-        signals: names of those that end the job (--signals-to-handle).
-        macros: whether ``${local_rank}`` in the command stands for the worker's place on its host.
+        max_restarts: the limit of unplanned resets; None for no limit.
+        virtual_local_rank: whether each worker sees its own GPU only, as device 0.
+        signals: names of the signals that end the job (--signals-to-handle).
+        macros: whether ``${local_rank}`` in the command stands for the worker's local rank.
     """
 
     run_id: str
@@ -55,7 +55,7 @@ class TorchrunJob:
     macros: bool = False
 
 
-# What torchrun's own scripts take for no bound: a number that nobody reaches.
+# "No limit" for scripts written for torchrun: a number that no job reaches.
 _NO_BOUND = 2**31 - 1
 
 
@@ -65,13 +65,13 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 def torchrun_environment(
     start: WorkerStart, job: TorchrunJob, *, inherited: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """The variables of one worker. Among those inherited may be a list of devices.
+    """Return the variables of one worker. Those inherited may include a list of devices.
 
-    Rank 0 is to serve the store of its generation itself, at a port that is held for it: no store outlives its
-    generation, so no rank finds keys of the last one there.
+    Rank 0 has to serve the store of its generation itself, at a port reserved for it: no store outlives its generation,
+    so no rank finds keys of the last one there.
     """
     planned = start.planned
-    # A joiner is planned beside members that are on hosts of their own.
+    # The hosts of a joiner's plan are the members'; its own host may be missing.
     hosts = start.hosts if start.worker.hostname in start.hosts else (*start.hosts, start.worker.hostname)
     env = {
         "RANK": planned.rank,
@@ -99,6 +99,6 @@ def torchrun_environment(
 
 
 def _device(listed: str, local_rank: int) -> str:
-    """What the devices' variable is to name for a worker: its entry of the list, if there is one."""
+    """Return the device for a worker: its entry of the list, or else its local rank."""
     devices = [device.strip() for device in listed.split(",") if device.strip()]
     return devices[local_rank] if local_rank < len(devices) else str(local_rank)
