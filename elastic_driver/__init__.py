@@ -1,12 +1,11 @@
-"""An elastic driver for distributed training: the job keeps going while machines come and go.
+"""An elastic driver for distributed training: jobs keep running while machines join and leave.
 
 ``import elastic_driver as hvd`` gives the API for numpy arrays, ``import elastic_driver.torch as hvd`` the one for
 PyTorch. Importing this package alone loads neither numpy nor torch nor the native module: names are looked up when
 they are first used, so that the command line starts fast.
 
-The names stand where they are gathered, in worker/api/numpy.py, whose public names are all this package's too: type
-checkers read them by the star import below, and ``__getattr__`` finds them there. What is no part of the
-API inside workers has its place here.
+All public names of worker/api/numpy.py are this package's, too: type checkers read them through the star import below,
+and ``__getattr__`` finds them there. Names that are not part of the API inside workers are listed here.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _ELSEWHERE = {
 def __getattr__(name: str) -> Any:
     if name == "elastic":
         return importlib.import_module("elastic_driver.elastic")
-    # ``from elastic_driver import torch`` asks here first, and is not to load numpy's API.
+    # ``from elastic_driver import torch`` calls this first, and must not load numpy's API.
     is_module = name not in _ELSEWHERE and importlib.util.find_spec(f"{__name__}.{name}") is not None
     if name.startswith("_") or is_module:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

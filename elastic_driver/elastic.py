@@ -1,4 +1,4 @@
-"""``hvd.elastic`` of the numpy API: the decorator that keeps a training function going, and the states it keeps."""
+"""``hvd.elastic`` of the numpy API: the decorator for elastic training functions, and the states that it keeps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a training tells of itself: figures, each with a name, as workers, agents and the driver have them.
+"""Figures: named numbers that a training reports, in the form that workers, agents and the driver share.
 
-Owns what a name may be, how many there may be, and how a line of them is read; and the shape of a look at GPUs. A
-worker writes such lines (:mod:`elastic_driver.worker.api.figures`, or a script by itself), and its agent reads them.
+Owns the rules for names, their limit, and the format of a line of figures; and the record of a look at GPUs. A worker
+writes such lines (:mod:`elastic_driver.worker.api.figures`, or a script by itself), and its agent reads them.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Annotated
 from elastic_driver.codec import Rounded, Within
 
 MOST_NAMES = 64
-"""That a worker may use, and a job."""
+"""Names that a worker may use, and a job."""
 MOST_NAME = 64
-"""Characters of one."""
+"""Characters of a name."""
 MOST_LINE = 8192
-"""Bytes of a line. One with as many names as there may be is shorter, unless they are very long."""
+"""Bytes of a line. A line with the maximum of names is shorter, unless they are very long."""
 
 Figures = Mapping[str, float | None]
-"""By name; None for NaN and what is infinite: JSON has neither."""
+"""Values by name; None for NaN and infinities: JSON has neither."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuLook:
-    """How the GPUs of a host are.
+    """One look at the GPUs of a host.
 
     Attributes:
-        count: of them; 0 where nothing is known of them any more.
-        busy: their mean share of time in which they did anything, 0..1; None where that is not told.
-        memory_bytes: in use; 0 where that is not told: some always are.
+        count: of the GPUs; 0 if nothing is known of them any more.
+        busy: their mean utilization, the share of time in which they did anything, 0..1; None if unknown.
+        memory_bytes: in use; 0 if unknown: a GPU never has none in use.
     """
 
     count: Annotated[int, Within(0, 1 << 16)]
@@ -43,7 +43,7 @@ class GpuLook:
 
 @lru_cache(maxsize=4 * MOST_NAMES)
 def fault_of(name: str) -> str:
-    """Why a figure cannot have this name; "" where it can."""
+    """Return why a figure cannot have this name; "" if it can."""
     if not 0 < len(name) <= MOST_NAME:
         return f"a name has 1 to {MOST_NAME} characters, not {len(name)}"
     if not name.isprintable() or name != name.strip():
@@ -52,12 +52,12 @@ def fault_of(name: str) -> str:
 
 
 def value_of(value: float) -> float | None:
-    """A number as it is told."""
+    """Return a number as it is sent."""
     return value if math.isfinite(value) else None
 
 
 def line_of(figures: Figures) -> bytes:
-    """As they are written."""
+    """Format figures as a line."""
     return (
         json.dumps({name: None if value is None else value_of(value) for name, value in figures.items()}).encode()
         + b"\n"
@@ -65,10 +65,10 @@ def line_of(figures: Figures) -> bytes:
 
 
 def figures_of(line: bytes) -> dict[str, float | None]:
-    """The figures of a line.
+    """Parse a line of figures.
 
     Raises:
-        ValueError: it is none, or has what is no figure.
+        ValueError: the line is invalid, or one of its figures is.
     """
     try:
         found = json.loads(line.decode())

@@ -1,6 +1,6 @@
-"""``python -m elastic_driver.torchrun``: elasticrun where a script has ``python -m torch.distributed.run``.
+"""``python -m elastic_driver.torchrun``: elasticrun as a replacement of ``python -m torch.distributed.run``.
 
-Owns nothing but that its command line is read as torchrun reads it, whichever flags there are.
+Owns only this: the command line is parsed as torchrun parses it, whatever its flags.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from elastic_driver.cli.main import main as elasticrun
 
-# One of torchrun's flags that changes nothing; its workers are one on this node unless another flag or variable says.
+# A flag of torchrun's without effect here. With it, one worker runs on this node unless a flag or variable says more.
 _AS_TORCHRUN = "--monitor-interval=0.1"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs elasticrun with torchrun's flags. Blocks until the job has ended. Returns its exit code."""
+    """Run elasticrun with torchrun's flags. Blocks until the job has ended. Returns its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     return elasticrun([_AS_TORCHRUN, *words])
 

@@ -1,7 +1,7 @@
-"""What an agent sees of one of its workers at a moment: its process, and what it says of its training.
+"""Vitals: an agent's observation of one of its workers, of its process and of the progress that it reports.
 
-Owns the shape of that, and which of it is nothing at all. Agents make it (:mod:`elastic_driver.launch.agent`), the
-driver reads it; who is taken for hung or slow by it is decided in :mod:`elastic_driver.health`.
+Owns the record, and which activity counts as none. Agents make the observations (:mod:`elastic_driver.launch.agent`),
+the driver reads them; :mod:`elastic_driver.health` decides from them which workers hang or are slow.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Annotated
 from elastic_driver.codec import ROW, Cut, Rounded, Within
 
 RUNNABLE = "R"
-"""A process that runs, or waits for nothing but a processor, in ``Vitals.state``."""
+"""In ``Vitals.state``: the process runs, or waits only for a processor."""
 STOPPED = "T"
-"""One that was stopped by a signal."""
+"""In ``Vitals.state``: a signal has stopped the process."""
 DEBUGGED = "t"
-"""One that a debugger has stopped."""
+"""In ``Vitals.state``: a debugger has stopped the process."""
 
-# What a process that does nothing does nevertheless: other threads wake up, our own answer the agent.
+# The activity of an idle process: other threads wake up, our own answer the agent.
 _IDLE_CPU, _IDLE_CPU_S = 0.01, 0.05
 _IDLE_BYTES_PER_S, _IDLE_BYTES = 1024, 16 * 1024
 QUIET_BLOCK_S = 60.0
-"""What a process does is measured over so long at most: who has done nothing for an hour may not compute the sooner for
-it."""
+"""The longest period over which activity is measured, seconds: a process that was idle for an hour is allowed no more
+activity for that."""
 
 OWN_STEPS = 20
-"""Of so many steps the own time is told: few, since who gets slow is to be found soon, and enough, as steps differ."""
+"""Steps over which a worker's own time is averaged: few, to detect a slowdown soon; enough, since steps differ."""
 OWN_CAP = 1.25
-"""Of these, one that took longer than so many times their median counts for so many times."""
+"""In that mean no step counts for more than so many times the median."""
 
-# What an agent may say at most. Agents are believed no number that no float holds, nor more rows than they ever send.
+# Limits on agents' messages: no number beyond a float's integers, and no more rows than agents ever send.
 _Count = Annotated[int, Within(0, (1 << 53) - 1)]
 _Seconds = Annotated[float, Rounded(3), Within(0, (1 << 53) - 1)]
 _Text = Annotated[str, Within(0, 256)]
@@ -41,8 +41,8 @@ class Waiting:
     """A collective that some ranks of a round have submitted, and others have not.
 
     Attributes:
-        name: what it is, for people: "allreduce 'grad.3'".
-        since_s: how long ago the first rank has submitted it, seconds.
+        name: for people: "allreduce 'grad.3'".
+        since_s: how long ago the first rank submitted it, seconds.
         missing: the ranks that have not.
     """
 
@@ -53,11 +53,11 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a worker's engine has carried of one kind of collective, since its process began.
+    """A worker's traffic in one kind of collective since its process began.
 
     Attributes:
         kind: "allreduce", "broadcast" and so on.
-        operations: that have finished.
+        operations: the number of finished ones.
         payload_bytes: of this rank's own tensors in them.
     """
 
@@ -68,42 +68,39 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """One look at a worker. Ages are in seconds before the look; what is not known is None, or empty.
+    """One look at a worker. Ages are in seconds before the look; unknown values are None, or empty.
 
     Attributes:
-        at_s: when, by the agent's own clock, seconds: only differences of one worker's mean something.
-        pid: of the process that runs Python, as its host numbers it; of the command that was started, where it has
-            not said.
-        state: the letter that the kernel has for it: "R", "S", "D", "T" (stopped), "t" (stopped by a tracer), "Z".
+        at_s: time of the look by the agent's own clock, seconds: only differences between one worker's have a meaning.
+        pid: of the process that runs Python, in its host's numbering; of the started command if it has not reported.
+        state: the kernel's letter for it: "R", "S", "D", "T" (stopped), "t" (stopped by a tracer), "Z".
         traced: whether a tracer (a debugger, strace) is attached.
-        cpu_s: CPU time of its threads so far, seconds, without those that this project runs in it; with that of its
-            children that have ended, and, while it stands still itself, of those that live.
-        io_bytes: read and written so far, as the kernel counted them, without what it has written of its stacks. While
-            it stands still, with that of its children, and with what their and its own TCP connections have received.
-        rss_bytes: of memory that is in use.
-        pulse_s: how long ago a thread of it that needs no interpreter lock was last alive; None where there is none: a
+        cpu_s: CPU time of its threads so far, seconds, without those that this project runs in it; includes its ended
+            children, and, while it stands still itself, its live ones.
+        io_bytes: read and written so far by the kernel's count, without the dumps of its stacks. While it stands still,
+            includes its children's, and the bytes received on their and its own TCP connections.
+        rss_bytes: of memory in use.
+        pulse_s: how long ago a thread of it that needs no interpreter lock was last alive; None if there is none: a
             script that does not use this library.
-        round_id: the round that it is in, as it knows itself; 0 for none.
+        round_id: the round that it is in by its own account; 0 for none.
         rank: its rank there; -1 for none.
         steps: of its training, since its process began: calls of an optimizer's step(), or else commits.
-        own_s: what a step takes without waiting for others, seconds: the mean of the last OWN_STEPS, of which none
-            counts for more than OWN_CAP times their median. None before there are as many in the round, and where it
-            is not known at the moment.
-        submitted, finished: collectives, since its process began.
-        waits_s: for how long it has been waiting now in a collective; 0.0 when it does not.
-        waited_s: for how long it has waited in collectives since its process began, without the present wait.
-        commits: as State.commits counts them, the last it has said.
+        own_s: the time of a step without waiting for others, seconds: the mean of the last OWN_STEPS, of which none
+            counts for more than OWN_CAP times their median. None before the round has had so many, and when unknown.
+        submitted, finished: numbers of collectives, since its process began.
+        waits_s: how long it has now been waiting in a collective; 0.0 if it is not.
+        waited_s: how long it has waited in collectives since its process began, without the present wait.
+        commits: the last count of State.commits that it has reported.
         committed_s: how long ago the last commit was; None before the first.
         traffic: by kind.
-        waiting: collectives that lack ranks, the oldest first: only rank 0 knows, and it names some of them only.
-        can_dump: whether it can be asked for its stacks.
-        wakes: how often its main thread has waited for something and gone on (voluntary context switches), since it was
-            looked at first, without those that the taking of its stacks has cost. Other threads do not count: our own
-            wake up in a worker that hangs.
-        awaits: what its main thread waits for now that is neither in its process nor a worker of its host, in words, as
-            far as the kernel tells: a file lock, a child, a connection. Only where it stands still, and has not woken
-            for some seconds; "" for nothing.
-        peer: the address of the other end where that is a connection to another host, without a port; else "".
+        waiting: collectives that lack ranks, the oldest first: only rank 0 knows them, and it names only some.
+        can_dump: whether it can dump its stacks on request.
+        wakes: voluntary context switches of its main thread (it waited and continued) since the first look, without
+            those that dumps of its stacks have cost. Other threads do not count: ours wake up even in a hung worker.
+        awaits: the thing outside its process, and not a worker of its host, for which its main thread waits now, in
+            words, as far as the kernel shows: a file lock, a child, a connection. Only if it stands still and has not
+            woken for some seconds; "" for nothing.
+        peer: the address of the other end, without a port, if that is a connection to another host; else "".
     """
 
     at_s: _Seconds
@@ -133,8 +130,8 @@ class Vitals:
 
 
 def is_quiet(since_s: float, cpu_s: float, moved_bytes: int) -> bool:
-    """Whether a process that has used so much CPU time, and has moved so many bytes, in so long does nothing."""
-    # A process counts in ticks, and its threads exactly: what is left of it goes up and down by some of them.
+    """Whether a process is idle that used this CPU time, and moved these bytes, during ``since_s``."""
+    # A process's time is counted in ticks, a thread's exactly: their difference varies by some ticks.
     return -_IDLE_CPU_S < cpu_s < max(_IDLE_CPU_S, _IDLE_CPU * since_s) and moved_bytes < max(
         _IDLE_BYTES, _IDLE_BYTES_PER_S * since_s
     )

@@ -1,4 +1,4 @@
-"""Words that the core, the wire and the workers share. Imports nothing."""
+"""Enums, constants and small formatters that the core, the wire and the workers share. Imports nothing of ours."""
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ from enum import IntEnum, StrEnum
 from typing import Literal
 
 ETCD = "etcd://"
-"""What the name of a journal begins with that is in etcd, and in no folder."""
+"""The prefix of a journal's name that is in etcd instead of a folder."""
 
 
 class ReadyCause(StrEnum):
     """Why a worker asks for the next round."""
 
     START = "start"  # first init() of this process
-    HOSTS_UPDATED = "hosts_updated"  # interrupted at a commit, by the driver's notice
+    HOSTS_UPDATED = "hosts_updated"  # interrupted at a commit, by the driver's notification
     INTERNAL_ERROR = "internal_error"  # a collective failed
     REINIT = "reinit"  # the user's code called shutdown() and init() again
 
 
 class OnChange(StrEnum):
-    """What a change of the membership means for the workers that stay: their kind. All that others ask of it is here.
+    """The kind of workers: what a change of the membership means for those that stay.
 
-    What is decided for each kind is in a module of its own (:mod:`elastic_driver.core.kinds`).
+    The decisions for each kind are in a module of its own (:mod:`elastic_driver.core.kinds`).
     """
 
     IN_PLACE = "in-place"  # they ask for the next round, and reset inside their running processes
-    RESTART = "restart"  # all are ended, and started again for the next round with the ranks that they have there
-    NO_ROUNDS = "no-rounds"  # nothing: each runs for itself, and no ranks are agreed
+    RESTART = "restart"  # all are stopped, and started again for the next round with their ranks there
+    NO_ROUNDS = "no-rounds"  # nothing: each runs independently, without ranks
 
     @property
     def asks_for_rounds(self) -> bool:
-        """Whether each worker asks for its next round, and watches for notices in the one that it has."""
+        """Whether each worker asks for its next round, and watches for notifications during its current one."""
         return self is OnChange.IN_PLACE
 
     @property
     def has_commits(self) -> bool:
-        """Whether workers keep the training's state in memory and tell of commits, at which they may leave."""
+        """Whether workers keep the training's state in memory and report commits, at which they may leave."""
         return self is OnChange.IN_PLACE
 
     @property
     def restarts(self) -> bool:
-        """Whether all workers are started together for each round, with the ranks that they have there."""
+        """Whether all workers are started together for each round, with their ranks there."""
         return self is OnChange.RESTART
 
     @property
     def has_rounds(self) -> bool:
-        """Whether ranks are agreed at all."""
+        """Whether workers have ranks at all."""
         return self is not OnChange.NO_ROUNDS
 
 
 class Sizing(StrEnum):
-    """By which flags the number of workers was given. Messages name these."""
+    """The flags that gave the number of workers. Messages name them."""
 
     NP = "np"
     NPROC = "nproc-per-node"
@@ -59,17 +59,17 @@ class Sizing(StrEnum):
 
 
 class Ending(StrEnum):
-    """How a worker that is no longer wanted is ended."""
+    """How to stop a worker that is no longer needed."""
 
-    USUAL = "usual"  # SIGTERM (at the job's end: what Workers.end_by says), after --grace-time SIGKILL
+    USUAL = "usual"  # SIGTERM (at the job's end: the signal of Workers.end_by), after --grace-time SIGKILL
     PLANNED = "planned"  # the same, after --drain-timeout: it may checkpoint
     BROKEN = (
-        "broken"  # its peers are lost: its connections are shut too, so that it hangs in none; SIGKILL at once after
+        "broken"  # its peers are lost: its connections are shut down, too, so that none blocks it; then SIGKILL at once
     )
 
 
 class Backend(StrEnum):
-    """What carries the collectives of a round. All members of a round use one."""
+    """The library that carries the collectives of a round, the same for all its members."""
 
     NATIVE = "native"  # elastic_driver._native
     TORCH = "torch"  # torch.distributed's own Gloo over our key-value store
@@ -77,7 +77,7 @@ class Backend(StrEnum):
 
 
 class NoticeKind(StrEnum):
-    """What the driver tells the members of a round through their watch request."""
+    """Notifications from the driver to the members of a round, in answer to their watch requests."""
 
     NONE = "none"
     HOSTS_UPDATED = "hosts_updated"  # leave the round at the next commit, together
@@ -86,7 +86,7 @@ class NoticeKind(StrEnum):
 
     @property
     def told(self) -> str:
-        """In words, of a round: "round 2 ..."."""
+        """The notification in words, to follow "round 2"."""
         return _NOTICES[self]
 
 
@@ -99,7 +99,7 @@ _NOTICES = {
 
 
 class Cloud(StrEnum):
-    """Whose metadata endpoint says that a machine goes away (--spot-notices)."""
+    """The cloud whose metadata endpoint announces the reclaiming of a machine (--spot-notices)."""
 
     AWS = "aws"
     GCP = "gcp"
@@ -107,7 +107,7 @@ class Cloud(StrEnum):
 
 
 class ExitCode(IntEnum):
-    """What ``elasticrun`` exits with. Interruptions add 128 + signal number to these."""
+    """Exit codes of ``elasticrun``. After an interruption it is 128 + the signal's number instead."""
 
     SUCCESS = 0
     USER_CODE_FAILED = 1
@@ -119,65 +119,65 @@ class ExitCode(IntEnum):
 
 
 # The no-progress rule (decisions/0018), of workers (core/setbacks.py) and of drivers (system/parent.py): how many
-# setbacks in a row end the job, and the shortest and longest pause between two of them. With the pauses the ten take at
-# least four minutes (2 + 4 + 8 + 16 + 32 + 60 + 60 + 60 s): a fault that is not the script's, such as a switch that
-# boots, is over by then, and a script that fails at the same step each time has wasted little.
+# setbacks in a row end the job, and the shortest and longest pause between two of them. With the pauses, ten take at
+# least four minutes (2 + 4 + 8 + 16 + 32 + 60 + 60 + 60 s): a fault outside the script, such as a rebooting switch, is
+# over by then, and a script that fails at the same step each time has wasted little.
 SETBACKS_LIMIT = 10
 PAUSE_RANGE_S = (2.0, 60.0)
-# What tells of no progress, and ran for so long, is taken to have made some. What fails ten times in a row within less
-# is broken, whatever it does.
+# A round or run that reports no progress, but lasted this long, counts as having made some. A script that fails ten
+# times in a row within less is broken.
 LONG_ROUND_S = 600.0
 
 
 def pause_s(count: int, range_s: tuple[float, float]) -> float:
-    """How long to wait after so many setbacks in a row.
+    """Return how long to wait after this many setbacks in a row, seconds.
 
-    None after the first: what fails once mostly does not fail twice, and others wait to train on.
+    Zero after the first: most failures do not recur, and the other workers wait to continue training.
     """
     low, high = range_s
     return 0.0 if count < 2 else min(low * 2.0 ** min(count - 2, 60), high)
 
 
 class HangAction(StrEnum):
-    """What comes of a worker that is proven to hang."""
+    """What to do about a worker that is proven to hang."""
 
     END = "end"
     WARN = "warn"
 
 
 class StragglerAction(StrEnum):
-    """What comes of a worker that is slower than the others."""
+    """What to do about a worker that is slower than the others."""
 
     WARN = "warn"
     DRAIN = "drain"
 
 
 def in_seconds(value: float, digits: int = 3) -> str:
-    """With so many significant digits, and never as 1e+03: "0.0123 s", "1.5 s", "400 s", "3600 s"."""
+    """Format a duration with this many significant digits, never as 1e+03: "0.0123 s", "1.5 s", "400 s", "3600 s"."""
     return f"{float(f'{value:.{digits}g}'):g} s"
 
 
 def counted(number: int, noun: str) -> str:
-    """How many of something: "0 workers", "1 worker", "4,096 workers"."""
+    """Format a number of things: "0 workers", "1 worker", "4,096 workers"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 MOST_BARS = 8
-"""Progress bars that are shown at a time: those of the lowest ranks."""
+"""The limit of progress bars shown at a time: those of the lowest ranks."""
 
 ALL_BARS, NO_BARS = "all", "none"
-"""Whose are shown; else that of one rank."""
+"""The ranks whose bars are shown; any other value is one rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """The newest state of a line that a worker redraws.
+    """The newest state of a progress bar: a line that a worker redraws.
 
     Attributes:
         stream: of the worker.
-        label: what stands in the prefix of its output: its rank.
-        data: as a line, with prefix and newline; b"" where there is no such line any more.
-        is_line: whether it is one more of the lines that keep it, one now and then.
+        label: in the prefix of its output: its rank.
+        data: as a line, with prefix and newline; b"" if the bar is gone.
+        is_line: whether to keep it as a line of the output, as happens now and then.
     """
 
     stream: Literal["stdout", "stderr"]
@@ -187,10 +187,10 @@ class Bar:
 
 
 def is_chosen(label: str, whose: str) -> bool:
-    """Whether a worker is one of those whose progress is asked for: "all", "none" or one rank's."""
+    """Whether a worker is among the chosen ones: "all", "none" or one rank."""
     return whose == ALL_BARS or (whose != NO_BARS and label == whose)
 
 
 def may_be_shown(label: str, whose: str) -> bool:
-    """Whether a worker's progress may stand on a terminal, where not all find room."""
+    """Whether to show a worker's progress on a terminal, which has no room for all."""
     return is_chosen(label, whose) and (whose != ALL_BARS or not label.isdecimal() or int(label[:9]) < MOST_BARS)
