@@ -1,6 +1,6 @@
-"""Typed values as JSON, and back: the one codec for all that is sent to another process or kept in a file.
+"""Typed values as JSON, and back: the codec for everything that is sent to another process or kept in a file.
 
-Owns the rules by which a type says how its values are written. Pure; knows none of the types.
+Owns the rules by which a type determines the format of its values. Pure; knows none of the types.
 
     | type                            | written as                                                                 |
     |---------------------------------|----------------------------------------------------------------------------|
@@ -10,21 +10,21 @@ Owns the rules by which a type says how its values are written. Pure; knows none
     | tuple[X, ...], list, frozenset,
       any other collection            | array                                                                      |
     | tuple[X, Y]                     | array of that length                                                       |
-    | dict[K, X], Mapping[K, X]       | object; K is a text, or an integer, which is written as one                |
+    | dict[K, X], Mapping[K, X]       | object; K is a string, or an integer, which is written as a string         |
     | WorkerId, StrEnum               | its key, its value                                                         |
     | X | None                        | as X, or null                                                              |
     | bool, int, float, str           | itself                                                                     |
     | Path                            | its text                                                                   |
-    | bytes                           | not in JSON: whoever encodes the data takes it out                         |
+    | bytes                           | not in JSON: the caller has to remove it before encoding                   |
 
-A dataclass's fields that are left out of comparisons are derived, and are not written.
+A dataclass's fields that are excluded from comparisons are derived, and are not written.
 
-Reading is strict: a field that is missing or unknown, a value of another type or out of bounds, or what the class
-itself refuses with a ValueError, is an error that says where. ``True`` is not an integer, an integer is a float (below
-2**53), a float is finite, and an integer has 64 bits at most. Halves of surrogate pairs, which JSON may carry and no
-log can be written with, become "?"; an OsText keeps them, since there they stand for bytes of a file name or variable.
+Reading is strict: a field that is missing or unknown, a value of another type or out of bounds, or a value that the
+class itself rejects with a ValueError, is an error that says where. ``True`` is not an integer, an integer is a float
+(below 2**53), a float is finite, and an integer has at most 64 bits. Lone surrogates, which JSON may contain but no log
+can, become "?"; an OsText keeps them, since there they represent bytes of a file name or variable.
 
-A type is narrowed by Annotated: with :class:`Within`, :class:`Cut`, :class:`Rounded`, or one of the marks below.
+Annotated narrows a type: with :class:`Within`, :class:`Cut`, :class:`Rounded`, or one of the marks below.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from elastic_driver.hosts import WorkerId
 T = TypeVar("T")
 
 MOST_INTEGER = (1 << 63) - 1
-# Beyond that not every integer is a float.
+# Beyond this, not every integer is a float.
 _WHOLE = 1 << 53
 _SHOWN = 80
-# No field can have this name: it is a word of Python's.
+# No field can have this name: it is a keyword of Python.
 _KIND = "is"
 
 
 class CodecError(ElasticError, ValueError):
-    """Data is not of the type that it is read as."""
+    """Data does not fit the type as which it is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """In ``Annotated``: bounds of a number, or of the length of a text or collection. Both are allowed values."""
+    """In ``Annotated``: bounds of a number, or of the length of a string or collection. Both are inclusive."""
 
     least: float
     most: float
@@ -69,14 +69,14 @@ class Within:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """In ``Annotated[str, ...]``: a longer text is cut to this length, not refused."""
+    """In ``Annotated[str, ...]``: a longer string is cut to this length, not rejected."""
 
     length: int
 
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """In ``Annotated[float, ...]``: written with so many digits behind the point."""
+    """In ``Annotated[float, ...]``: written with this many decimal places."""
 
     digits: int
 
@@ -91,51 +91,51 @@ class _Mark:
 
 ROW = _Mark("row")
 MOMENT = _Mark("moment")
-"""In ``Annotated[float, ...]``: a point in time, written relative to the ``origin`` that the writer gives, and read
-relative to the reader's."""
+"""In ``Annotated[float, ...]``: a point in time, written relative to the writer's ``origin``, and read relative to the
+reader's."""
 OMITTABLE = _Mark("may be missing")
-"""In ``Annotated``, of a field with a default: for an interface that people write by hand."""
+"""In ``Annotated``, for a field with a default: it may be omitted. For interfaces that people write by hand."""
 _RAW = _Mark("as it is")
 
 OsText = Annotated[str, _RAW]
-"""A text of the operating system's: a path, an argument, a variable. May stand for bytes that are not UTF-8."""
+"""A string of the operating system's: a path, an argument, a variable. May represent bytes that are not UTF-8."""
 Count = Annotated[int, Within(0, MOST_INTEGER)]
 Seconds = Annotated[float, Within(0, sys.float_info.max)]
 """A duration: finite, and not negative."""
 
 
 def encode(kind: Any, value: object) -> bytes:
-    """The value as UTF-8 JSON, in one line of ASCII."""
+    """Encode a value as UTF-8 JSON, in one line of ASCII."""
     return to_text(to_data(kind, value)).encode()
 
 
 def decode(kind: type[T], body: bytes) -> T:
-    """The inverse of :func:`encode`.
+    """Decode a value; the inverse of :func:`encode`.
 
     Raises:
-        CodecError: it is not JSON, or not of this type.
+        CodecError: the body is not JSON, or not of this type.
     """
     value: T = from_data(kind, from_text(body))
     return value
 
 
 def to_data(kind: Any, value: object, origin: float = 0.0) -> Any:
-    """The value as JSON can hold it. ``origin``: see MOMENT."""
+    """Convert a value to JSON's types. ``origin``: that of points in time, see MOMENT."""
     write = _form_of(kind).write
     return value if write is None else write(value, origin)
 
 
 def from_data(kind: Any, data: object, origin: float = 0.0, *, name: str = "") -> Any:
-    """The inverse of :func:`to_data`.
+    """Convert JSON's types to a value; the inverse of :func:`to_data`.
 
     Args:
-        kind: what to read.
-        data: as JSON gave it.
-        origin: see MOMENT.
-        name: of the whole, for the error; that of its type where it is not given.
+        kind: the type to read.
+        data: parsed JSON.
+        origin: of points in time, see MOMENT.
+        name: of the value, for the error; by default the name of its type.
 
     Raises:
-        CodecError: it is not of this type.
+        CodecError: the data is not of this type.
     """
     try:
         return _form_of(kind).read(data, origin)
@@ -148,15 +148,15 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 def to_text(data: object) -> str:
-    """JSON in one line of ASCII."""
+    """Format JSON in one line of ASCII."""
     return _ENCODER.encode(data)
 
 
 def from_text(body: bytes) -> Any:
-    """What a JSON text says. Of a key that is there twice, the last counts.
+    """Parse JSON. The last one of duplicate keys wins.
 
     Raises:
-        CodecError: it is not UTF-8, or not JSON, or too deep.
+        CodecError: it is not UTF-8, or not JSON, or too deeply nested.
     """
     try:
         return json.loads(str(body, "utf-8"))
@@ -165,7 +165,7 @@ def from_text(body: bytes) -> Any:
 
 
 def describe(*kinds: Any) -> str:
-    """The form of these types in words: each class in them with its fields. For a test that keeps it."""
+    """Describe the format of these types: each class in them with its fields. For a test that pins it."""
     lines: list[str] = []
     met: list[Any] = []
     for kind in kinds:
@@ -184,7 +184,7 @@ class _UnfitError(Exception):
     def __init__(self, why: str, *data: object) -> None:
         super().__init__(why)
         self.why = ": ".join((why, *map(_shown, data)))
-        self.path: list[str] = []  # from the inside out
+        self.path: list[str] = []  # innermost first
 
 
 def _shown(data: object) -> str:
@@ -195,7 +195,7 @@ def _shown(data: object) -> str:
 
 
 class _Form(NamedTuple):
-    """How values of one type are written (None: as they are) and read; both take the origin, too."""
+    """The functions that write values of one type (None: unchanged) and read them; both also take the origin."""
 
     write: Callable[[Any, float], Any] | None
     read: Callable[[Any, float], Any]
@@ -203,7 +203,7 @@ class _Form(NamedTuple):
 
 @cache
 def _form_of(hint: Any) -> _Form:
-    """The form of a type. Raises TypeError for one that has none."""
+    """Return the form of a type. Raises TypeError for an unsupported one."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _narrowed(args[0], args[1:])
@@ -252,7 +252,7 @@ def _marked(hint: Any, form: _Form, mark: Any) -> _Form:
 def _bounded(hint: Any, form: _Form, bounds: Within) -> _Form:
     read, least, most = form.read, bounds.least, bounds.most
 
-    # Integers and floats are most of what is read: a call less for each.
+    # Most values are integers and floats: save a call for each.
     def read_int(data: Any, origin: float) -> Any:
         if type(data) is int and least <= data <= most:
             return data
@@ -290,7 +290,7 @@ def _tagged(kinds: dict[str, Any]) -> _Form:
     forms: dict[str, _Form] = {}
 
     def form_of(name: str) -> _Form:
-        # Late: of a large union few are ever met.
+        # Built on first use: few members of a large union ever occur.
         form = forms.get(name)
         if form is None:
             form = forms[name] = _record(kinds[name])
@@ -314,7 +314,7 @@ def _is_record(hint: Any) -> bool:
 
 
 def _members(hint: Any) -> dict[str, Any]:
-    """The fields of a class and their types; none for what is not a record."""
+    """Return the fields of a class and their types; none if it is not a record."""
     if not _is_record(hint):
         return {}
     names = [each.name for each in fields(hint) if each.compare] if is_dataclass(hint) else hint._fields
@@ -352,7 +352,7 @@ def _record(hint: Any) -> _Form:
             raise _UnfitError(f"has the unknown {', '.join(_shown(name) for name in data if name not in values)}")
         try:
             return hint(**values)
-        except ValueError as error:  # of its own checks
+        except ValueError as error:  # from its own checks
             raise _UnfitError(f"cannot be: {error}") from None
 
     return _Form(write_it, read_it)
@@ -369,7 +369,7 @@ def _array(make: Any, form: _Form) -> _Form:
 
     def write_it(value: Any, origin: float) -> Any:
         items = list(value) if write is None else [write(item, origin) for item in value]
-        # A set has no order that lasts.
+        # A set has no stable order.
         return sorted(items, key=repr) if make is frozenset else items
 
     def read_it(data: Any, origin: float) -> Any:
@@ -391,7 +391,14 @@ def _array(make: Any, form: _Form) -> _Form:
 
 
 def _fixed_array(forms: list[_Form], items_of: Any, make: Any, places: list[str]) -> _Form:
-    """Of so many items. What a value's items are, what is made of them, and how each is named in an error."""
+    """Build the form of an array of fixed length.
+
+    Args:
+        forms: of the items.
+        items_of: returns a value's items.
+        make: builds a value from its items.
+        places: the items' names in errors.
+    """
     writes, reads = [form.write for form in forms], [form.read for form in forms]
 
     def write_it(value: Any, origin: float) -> Any:
@@ -453,7 +460,7 @@ def _choice(members: dict[str, StrEnum]) -> _Form:
 
 def _exactly(kind: type) -> _Form:
     def read(data: Any, _: float) -> Any:
-        # True is an integer to Python, and not to a reader of JSON.
+        # True is an integer in Python, but not in JSON.
         if type(data) is not kind:
             raise _UnfitError(f"is not of type {kind.__name__}", data)
         return data
@@ -477,7 +484,7 @@ def _read_str(data: Any, origin: float) -> str:
 
 
 def _read_key(data: Any, _: float) -> int:
-    with contextlib.suppress(ValueError):  # of thousands of digits, too
+    with contextlib.suppress(ValueError):  # also for thousands of digits
         number = int(data)
         if str(number) == data:
             return number
@@ -487,7 +494,7 @@ def _read_key(data: Any, _: float) -> int:
 def _read_worker(data: Any, _: float) -> WorkerId:
     try:
         worker = WorkerId.parse(data) if type(data) is str else None
-    except ValueError:  # SettingsError is one; so is what int() says of thousands of digits
+    except ValueError:  # SettingsError is one; int() raises one for thousands of digits
         worker = None
     if worker is None or worker.key != data:
         raise _UnfitError("is not a worker, host[slot]#attempt", data)
@@ -508,7 +515,7 @@ _SIMPLE: dict[Any, _Form] = {
 
 
 def _named(hint: Any, met: list[Any]) -> str:
-    """A type in words; classes that it names are added to those that are met."""
+    """Describe a type; add the classes that it names to ``met``."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return " ".join((_named(args[0], met), *(f"({mark})" for mark in args[1:])))

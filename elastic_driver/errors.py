@@ -1,6 +1,6 @@
-"""Every exception class of the package, for the driver's side and for the worker's, and what errors of others mean.
+"""All exception classes of the package, for the driver and for workers, and the wording of foreign errors.
 
-Messages start with "cannot …" or name what failed, and say host, slot, round, limit and what to do where there is one.
+Messages start with "cannot …" or name the failure, and say host, slot, round, limit and remedy where they apply.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import errno
 import re
 
-# What a machine, a container or a user's limits may run out of.
+# Resources of a machine, a container or a user's limits that may run out.
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.ENOBUFS)
-# What the system says of connections, for those who have only typed an address.
+# The system's errors of connections, for users who have only typed an address.
 _OF_NETWORK = {
     errno.ECONNREFUSED: "nothing listens there (connection refused)",
     errno.ECONNRESET: "the other end has ended the connection (connection reset)",
@@ -21,7 +21,7 @@ _OF_NETWORK = {
     errno.ENETUNREACH: "this machine has no way to that network (network is unreachable)",
     errno.ENETDOWN: "this machine has no way to that network (network is down)",
 }
-# What asyncio puts in the place of the system's own words, or before them.
+# asyncio replaces the system's own words with these, or puts them first.
 _CONNECT = "Connect call failed"
 _BIND = re.compile(r"^error while attempting to bind on address .*\): ")
 _NUMBER = re.compile(r"\[Errno (\d+)\]")
@@ -32,18 +32,18 @@ class ElasticError(Exception):
 
 
 class SettingsError(ElasticError, ValueError):
-    """What the user asked for cannot be: a flag, a config key, a combination of them."""
+    """A setting of the user's is invalid: a flag, a config key, a combination of them."""
 
 
 class TakeoverError(SettingsError):
-    """A job that is there cannot be gone on with: it is left to another driver. Where it has a cause, that says why."""
+    """This driver cannot take over an existing job, and leaves it to another driver. Its cause, if any, says why."""
 
 
 class DiscoveryError(ElasticError):
     """The host-discovery script failed, hung, or printed something that is not a list of hosts.
 
     Attributes:
-        may_pass: whether the same command, left alone, may work in a while: a cloud's API that is down, a timeout.
+        may_pass: whether the same command may work later, unchanged: a cloud's API was down, a timeout.
     """
 
     def __init__(self, message: str, *, may_pass: bool = False) -> None:
@@ -64,7 +64,7 @@ class RendezvousTimeoutError(RendezvousError):
 
 
 class RendezvousClosedError(RendezvousError):
-    """The job is over: the driver answers no more rounds."""
+    """The job is over: the driver starts no more rounds."""
 
 
 class StaleRoundError(RendezvousError):
@@ -82,27 +82,27 @@ class StaleRoundError(RendezvousError):
 
 
 class RendezvousProtocolError(RendezvousError):
-    """The other side said something that is not of the protocol (also: it does not let this one do that)."""
+    """The peer's message violates the protocol, or the peer does not permit the request."""
 
 
 class StrangerError(RendezvousError):
-    """Whoever answers at the driver's address does not prove to be this job's driver. The next time it may be it."""
+    """The process at the driver's address does not prove that it is this job's driver. A retry may reach the driver."""
 
 
 class OtherCertificateError(StrangerError):
-    """Whoever answers at the driver's address is another: the certificate is not the one that came with the address."""
+    """The process at the driver's address is another: its certificate is not the one given with the address."""
 
 
 class NoTlsError(StrangerError):
-    """Whoever answers at the driver's address does not speak TLS as drivers do."""
+    """The process at the driver's address does not speak TLS as drivers do."""
 
 
 class TurnedAwayError(StrangerError):
-    """Whoever answers at the driver's address has refused, in its own words: it may have no room, or be another."""
+    """The process at the driver's address has rejected the request, with its reason: it is full, or another process."""
 
 
 class WrongTokenError(RendezvousError):
-    """The driver, known by its certificate, has another token or key than this process. No other try can help."""
+    """The driver, proven by its certificate, has another token or key than this process. Retries cannot help."""
 
 
 class HorovodInternalError(ElasticError, RuntimeError):
@@ -112,7 +112,7 @@ class HorovodInternalError(ElasticError, RuntimeError):
     Horovod's, which users' code knows.
 
     Attributes:
-        unreachable: ranks that this one could not reach, or of whose machines nothing was heard any more.
+        unreachable: ranks that this one could not reach, or whose machines have become silent.
     """
 
     def __init__(self, *args: object, unreachable: tuple[int, ...] = ()) -> None:
@@ -121,34 +121,34 @@ class HorovodInternalError(ElasticError, RuntimeError):
 
 
 class MismatchError(ElasticError, ValueError, RuntimeError):
-    """The ranks submitted operations of one name that do not fit together. Raised on all of them.
+    """The ranks submitted operations of one name that do not match. Raised on all of them.
 
-    It is a fault of the program, not of a peer, so it is no HorovodInternalError: another round would end the same way.
+    The program is at fault, not a peer, so it is not a HorovodInternalError: the next round would end the same way.
     """
 
 
 class DuplicateNameError(ElasticError, ValueError, RuntimeError):
-    """An operation was submitted under a name that is under way already."""
+    """An operation was submitted under the name of one that is still in progress."""
 
 
 class UnsupportedOperationError(ElasticError, ValueError, RuntimeError):
-    """An operation is none that there is for such tensors. Horovod raises a RuntimeError here, so this is one.
+    """The operation is not supported for such tensors. Horovod raises a RuntimeError here, so this is one.
 
-    It is no HorovodInternalError: another round would end the same way.
+    It is not a HorovodInternalError: the next round would end the same way.
     """
 
 
 class UnsupportedTorchError(ElasticError, ImportError):
-    """This version of PyTorch lacks a private part that a feature needs; says which, and what versions have it.
+    """This version of PyTorch lacks a private part that a feature needs; the message names it, and versions with it.
 
-    It is no HorovodInternalError: another round would end the same way.
+    It is not a HorovodInternalError: the next round would end the same way.
     """
 
 
 class DeviceLaneError(ElasticError, RuntimeError):
-    """Tensors of a device cannot go the way that ELASTIC_DRIVER_DEVICE_LANE asks for. Raised on all members.
+    """A device's tensors cannot be transferred as ELASTIC_DRIVER_DEVICE_LANE demands. Raised on all members.
 
-    It is no HorovodInternalError: another round would end the same way.
+    It is not a HorovodInternalError: the next round would end the same way.
     """
 
 
@@ -157,7 +157,7 @@ class NotInitializedError(ElasticError, ValueError):
 
 
 class ForkedProcessError(NotInitializedError):
-    """A process that was forked from a worker (a data loader's, for instance) tried to act as that worker."""
+    """A process forked from a worker (a data loader's, for instance) tried to act as that worker."""
 
 
 class HostsUpdatedInterrupt(BaseException):
@@ -166,7 +166,7 @@ class HostsUpdatedInterrupt(BaseException):
     It derives from BaseException so that a user's ``except Exception`` cannot swallow it.
 
     Args:
-        skip_sync: for Horovod's signature, without effect: whether a round syncs is the same for all its members.
+        skip_sync: for Horovod's signature, without effect: either all members of a round sync, or none.
         reason: which hosts, for people.
     """
 
@@ -180,18 +180,18 @@ class HostsUpdatedInterrupt(BaseException):
 
 
 class DurableError(ElasticError):
-    """A commit cannot be put on disc, or what is there cannot be gone on from."""
+    """A commit cannot be written to disk, or training cannot resume from the ones there."""
 
 
 class ShardsLostError(ElasticError):
-    """Pieces of a sharded state went with who held them, and there is no copy to go on from."""
+    """Shards of a state were lost with the workers that held them, and there is no copy to resume from."""
 
 
 class JobFailedError(ElasticError):
     """The job ended without success.
 
     Attributes:
-        exit_code: what ``elasticrun`` exits with (see ``elastic_driver.words.ExitCode``).
+        exit_code: of ``elasticrun`` (see ``elastic_driver.words.ExitCode``).
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -200,10 +200,10 @@ class JobFailedError(ElasticError):
 
 
 def shortage(error: BaseException) -> str:
-    """What the machine lacks, in words, where an error says that; "" for all others."""
+    """Describe the resource that the machine lacks, if that is the error; "" for all others."""
     if isinstance(error, MemoryError):
         return "no memory is left"
-    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):  # all that Python says
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):  # Python gives no more details
         return "no thread can be started; the limit of processes (ulimit -u) or of memory (ulimit -v) is reached"
     if isinstance(error, OSError) and error.errno in _SHORT:
         return in_words(error)
@@ -211,12 +211,12 @@ def shortage(error: BaseException) -> str:
 
 
 def in_words(error: BaseException) -> str:
-    """What an error says, for people: an OSError without its number and the rest that Python and asyncio put around it.
+    """Describe an error to people: an OSError without its number and other additions of Python and asyncio.
 
-    The path or the address that it is about is left to the sentence around it; see also :func:`with_path`.
+    The path or the address is left to the sentence around it; see also :func:`with_path`.
     """
     if isinstance(error, MemoryError):
-        return str(error) or shortage(error)  # which says more where numpy or torch has raised it
+        return str(error) or shortage(error)  # it has a text of its own if numpy or torch has raised it
     if not isinstance(error, OSError):
         return shortage(error) or str(error) or type(error).__name__
     if hasattr(error, "library") and not isinstance(error, TimeoutError):  # it is OpenSSL's
@@ -232,7 +232,7 @@ def in_words(error: BaseException) -> str:
 
 
 def with_path(error: BaseException) -> str:
-    """The same behind the path that the error is about, if it is about one."""
+    """Describe an error to people as :func:`in_words` does, after the error's path if it has one."""
     path = getattr(error, "filename", None)
     return f"{path}: {in_words(error)}" if path else in_words(error)
 

@@ -1,7 +1,6 @@
-"""Values that name places and processes: hosts, slots, workers, and a worker's place in a round.
+"""Values that identify places and processes: hosts, slots, workers, and a worker's place in a round.
 
-Owns the text forms ("host:slots rack=a spot", "host[slot]#attempt") and their parsing. Knows nothing of how hosts are
-found.
+Owns the text forms ("host:slots rack=a spot", "host[slot]#attempt") and their parsing. Knows nothing of discovery.
 """
 
 from __future__ import annotations
@@ -16,27 +15,27 @@ from elastic_driver.errors import SettingsError
 # A host name, an IPv4 address, or (in brackets in the text form) an IPv6 address with an optional zone.
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
-# A name of the DNS has 253 characters at most. It stands in the environment of each worker, and in all that is logged.
+# A DNS name has at most 253 characters. It is in the environment of each worker, and in everything that is logged.
 _MAX_NAME = 255
-# More than any machine has cores for. A list with a slip in it must not start workers until the machine is down.
+# More than any machine has cores for. A typo in a list must not start workers until the machine is down.
 MAX_SLOTS_PER_HOST = 4096
 _INTEGER = re.compile(r"(?P<sign>-?)0*(?P<number>[0-9]+)")
 _MAX_DIGITS = 18
-# Room for what Kubernetes calls its nodes' labels, as topology.kubernetes.io/zone=eu-1a.
+# Accepts the labels of Kubernetes' nodes, such as topology.kubernetes.io/zone=eu-1a.
 _LABEL = re.compile(r"(?P<key>[A-Za-z]([A-Za-z0-9._/-]*[A-Za-z0-9])?)(=(?P<value>[A-Za-z0-9._:/@+-]+))?")
 MAX_LABELS = 32
 _MAX_LABEL_PART = 63
-# What other launchers' host lists say there, which is not to become a label by mistake.
+# Words in the host lists of other launchers, which must not become labels by mistake.
 _NO_LABELS = frozenset(("slots", "max_slots", "max-slots"))
 RACK, PROTECTED = "rack", "protected"
-"""The labels that mean something here; all others are the user's."""
+"""The labels with a meaning here; all others are the user's."""
 CHIEF = "chief"
-"""Where a name of a host stands for a process of the driver's own machine: the chief's."""
+"""In the place of a host's name: the chief, a process on the driver's own machine."""
 _WORKER_KEY = re.compile(r"^(?P<hostname>[^\[\]\s]+)\[(?P<slot>\d+)\]#(?P<attempt>\d+)$")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether each machine means itself by that name or address."""
+    """Whether this name or address means the machine itself, on each machine."""
     if host.lower() == "localhost":
         return True
     try:
@@ -46,21 +45,20 @@ def is_loopback(host: str) -> bool:
 
 
 def with_number(host: str, number: int) -> str:
-    """``HOST:NUMBER``, a port or a count of slots, with brackets around an IPv6 address."""
+    """Format ``HOST:NUMBER``, a port or a number of slots, with brackets around an IPv6 address."""
     return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine as discovery names it, and how many workers it has room for.
+    """A machine as discovery lists it, with its capacity for workers.
 
     Attributes:
         name: of the machine.
-        slots: how many workers it has room for.
-        labels: what else was said of it, as ``key=value`` or a bare word each, in the order in which it was said; no
-            key twice.
-        incarnation: counts the machines that have had its name while it was listed. What is known of one (a failure, a
-            drain) does not hold for the next.
+        slots: the number of workers that it can run.
+        labels: ``key=value`` or a bare word each, in the order of the list; keys are unique.
+        incarnation: counts the machines that have had this name while it was listed. A failure or a drain of one does
+            not apply to the next.
     """
 
     name: str
@@ -70,7 +68,7 @@ class Host:
 
     @property
     def rack(self) -> str:
-        """The value of its label ``rack``; "" without one."""
+        """The value of its label ``rack``; "" if it has none."""
         return next((value for key, _, value in map(_parts, self.labels) if key == RACK), "")
 
     @property
@@ -84,12 +82,12 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """That a host is about to go, as whoever lists it knows.
+    """The announcement, by a discovery source, that a host will go away soon.
 
     Attributes:
-        hostname: which.
+        hostname: of the host.
         why: in words, "its pod is deleted".
-        within_s: the seconds that are left until its machine is gone; None when nobody has said.
+        within_s: the time left until its machine is gone, seconds; None if unknown.
     """
 
     hostname: str
@@ -107,12 +105,12 @@ class WorkerId:
 
     @property
     def key(self) -> str:
-        """The text that names this worker in requests and in its environment: ``host[slot]#attempt``."""
+        """The text that identifies this worker in requests and in its environment: ``host[slot]#attempt``."""
         return f"{self.hostname}[{self.slot}]#{self.attempt}"
 
     @classmethod
     def parse(cls, key: str) -> WorkerId:
-        """The inverse of :attr:`key`.
+        """Parse a key; the inverse of :attr:`key`.
 
         Raises:
             SettingsError: the text is not of that form.
@@ -123,7 +121,7 @@ class WorkerId:
         return cls(match["hostname"], int(match["slot"]), int(match["attempt"]))
 
     def __str__(self) -> str:
-        """What users read: ``host[slot]``; the attempt shows only from the second on."""
+        """Format it for users: ``host[slot]``, with the attempt only from the second on."""
         return f"{self.hostname}[{self.slot}]" + (f"#{self.attempt}" if self.attempt else "")
 
 
@@ -140,7 +138,7 @@ class SlotInfo:
 
 
 def is_host_name(text: str) -> bool:
-    """Whether this can name a host: a name, an IPv4 or an IPv6 address (without brackets)."""
+    """Whether this is a valid host name, IPv4 or IPv6 address (without brackets)."""
     return len(text) <= _MAX_NAME and bool(_NAME.fullmatch(text) or _IPV6.fullmatch(text))
 
 
@@ -149,10 +147,10 @@ def _parts(label: str) -> tuple[str, str, str]:
 
 
 def parse_labels(words: Sequence[str]) -> tuple[str, ...]:
-    """Reads labels, each ``key=value`` or a bare word.
+    """Parse labels, each ``key=value`` or a bare word.
 
     Raises:
-        SettingsError: a word is none, a key is there twice, or there are too many.
+        SettingsError: a word is not a label, a key is not unique, or there are too many.
     """
     seen: set[str] = set()
     for word in words:
@@ -185,12 +183,12 @@ def parse_labels(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def parse_host(text: str, *, default_slots: int | None, least_slots: int = 1) -> Host:
-    """Reads ``host``, ``host:slots``, ``[ipv6]`` or ``[ipv6]:slots``, and behind it the host's labels.
+    """Parse ``host``, ``host:slots``, ``[ipv6]`` or ``[ipv6]:slots``, followed by the host's labels.
 
     Args:
-        text: one host, surrounding space allowed.
-        default_slots: slots of a host that names none; None makes that an error.
-        least_slots: fewest slots that may be named.
+        text: one host; surrounding space is allowed.
+        default_slots: slots of a host without a number of slots; None makes that an error.
+        least_slots: the smallest number of slots allowed.
 
     Raises:
         SettingsError: the text is not of these forms, or slots is not an integer from the least to 4096.
@@ -228,7 +226,7 @@ def _parse_place(text: str, default_slots: int | None, least_slots: int) -> Host
     digits = _INTEGER.fullmatch(slots_text)
     if digits is None:
         raise SettingsError(f"cannot read {text!r} as a host: slots {slots_text!r} is not an integer")
-    # Python reads no integer of thousands of digits; that it is too many is seen without.
+    # Python parses no integer of thousands of digits; that is too many slots anyway.
     slots = MAX_SLOTS_PER_HOST + 1 if len(digits["number"]) > _MAX_DIGITS else int(digits["number"])
     if digits["sign"] or slots < least_slots:
         raise SettingsError(f"cannot use host {text!r}: slots must be at least {least_slots}, not {slots_text}")
@@ -238,14 +236,14 @@ def _parse_place(text: str, default_slots: int | None, least_slots: int) -> Host
 
 
 def parse_hosts(lines: Iterable[str], *, default_slots: int | None, least_slots: int = 1) -> tuple[Host, ...]:
-    """Reads the lines of a discovery script: one host each; blank lines and ``#`` comments are skipped, order is kept.
+    """Parse the lines of a discovery script: one host each, in this order, without blank lines and ``#`` comments.
 
     Args:
         lines: the list.
-        default_slots, least_slots: see :func:`parse_host`. A host that may have, and has, 0 slots is left out.
+        default_slots, least_slots: see :func:`parse_host`. A host with 0 slots, if that is allowed, is omitted.
 
     Raises:
-        SettingsError: a line is not a host, or names one that an earlier line named; the message has its number.
+        SettingsError: a line is not a host, or repeats an earlier line's host; the message has its number.
     """
     hosts: list[Host] = []
     line_of: dict[str, int] = {}
@@ -268,23 +266,23 @@ def parse_hosts(lines: Iterable[str], *, default_slots: int | None, least_slots:
 
 
 def in_natural_order(hosts: Iterable[Host]) -> tuple[Host, ...]:
-    """Hosts of which nobody has said in which order they are: by name, with worker-2 before worker-10."""
+    """Sort hosts without an order of their own by name, with worker-2 before worker-10."""
     return tuple(sorted(hosts, key=lambda host: natural_key(host.name)))
 
 
 def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
-    """By which names are sorted so that worker-2 stands before worker-10."""
+    """Return a sort key for names that puts worker-2 before worker-10."""
     return _runs(name), name
 
 
 def _runs(name: str) -> list[tuple[int, str]]:
-    """The name's runs of digits and of others, in the order of which names are sorted."""
+    """Return the name's runs of digits and of other characters, as a sort key."""
     runs = re.findall(r"[0-9]+|[^0-9]+", name)
     numbers = [run.lstrip("0") if run[0] in "0123456789" else None for run in runs]
-    # The longer of two numbers is the larger one; Python reads none of thousands of digits.
+    # The longer of two numbers is the larger one; Python parses none of thousands of digits.
     return [(-1, run) if number is None else (len(number), number) for run, number in zip(runs, numbers, strict=True)]
 
 
 def total_slots(hosts: Sequence[Host]) -> int:
-    """Sum of the hosts' slots."""
+    """Return the sum of the hosts' slots."""
     return sum(host.slots for host in hosts)

@@ -1,8 +1,8 @@
-"""A server of a job with a chief: ``python -m elastic_driver.task_server``. TensorFlow's own, which waits for work.
+"""A TensorFlow server of a job with a chief, which waits for work: ``python -m elastic_driver.task_server``.
 
-Owns the server of this process, from the choice of its port until the driver has been told that it answers. It ends by
-signals: nothing that it holds is worth a wait. Who uses it, and as what, is the chief's business: whatever job and
-task it is started as, the chief gives it the name that it has in its cluster.
+Owns the server of this process, from the choice of its port until it has reported to the driver that it answers.
+Signals end it at once: it holds nothing worth a wait. Its use is up to the chief: whatever its job and task at the
+start, the chief gives it its name in the cluster.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from elastic_driver.rendezvous.environment import ENV_PORTS, ENV_RENDEZVOUS, ENV
 from elastic_driver.rendezvous.messages import ServingReport
 from elastic_driver.system.tether import tie_this_process
 
-# It listens when it is made. What takes longer is a machine that has other things to do.
+# A server listens as soon as it is created. Only a busy machine takes longer.
 _ANSWERS_S = 60.0
 _LOOK_S = 0.05
-# Where the user has not said otherwise: little noise, and no wait for a server that is lost.
+# Unless the user says otherwise: little noise, and no wait for a lost server.
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _DEFAULTS = {_LOG_LEVEL: "2", "GRPC_FAIL_FAST": "use_caller"}
-# What TensorFlow writes, whatever that level, until its logging is set up: twice, once for each of its libraries.
+# TensorFlow's output, whatever that level, until its logging is set up: twice, once for each of its libraries.
 _NOISE = re.compile(rb"WARNING: All log messages before absl::InitializeLog\(\)|I\d{4} \d\d:\d\d:")
 
 
 def main(environ: Mapping[str, str] = os.environ) -> int:
-    """Serves until a signal ends this process. Returns an exit code where that cannot be."""
+    """Serve until a signal ends this process. Returns an exit code if it cannot serve."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     tie_this_process()
@@ -60,7 +60,7 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def _serve(job: str, ports: tuple[int, int] | None) -> tuple[Any, int]:
-    """A server that listens, and its port.
+    """Start a server, and return it and its port.
 
     Raises:
         SettingsError: there is no TensorFlow, or no port is free.
@@ -78,7 +78,7 @@ def _serve(job: str, ports: tuple[int, int] | None) -> tuple[Any, int]:
         cluster = tf.train.ClusterSpec({job: [f"localhost:{port}"]})
         try:
             server = tf.distribute.Server(cluster, job_name=job, task_index=0)
-        except Exception as error:  # of whatever class TensorFlow's errors are
+        except Exception as error:  # TensorFlow's errors may have any class
             why = str(error).partition("\n")[0]
             continue
         return server, int(server.target.rpartition(":")[2])
@@ -88,14 +88,14 @@ def _serve(job: str, ports: tuple[int, int] | None) -> tuple[Any, int]:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Keeps that noise, and nothing else, from stderr.
+    """Keep that noise, and nothing else, from stderr.
 
-    A child reads along: a thread would die with this process, and with it the line that says what it died of.
+    A child process filters it: a thread would die with this process, and lose the line with the cause of its death.
     """
     reading, writing = os.pipe()
     try:
         child = os.fork()
-    except OSError:  # no process is free
+    except OSError:  # the limit of processes is reached
         os.close(reading)
         os.close(writing)
         yield
@@ -125,7 +125,7 @@ def _quietly() -> Iterator[None]:
 
 
 def _candidates(ports: tuple[int, int] | None) -> Iterator[int]:
-    """Ports that are free now; 0 has the system choose."""
+    """Yield ports that are free now; 0 lets the system choose."""
     if ports is None:
         yield 0
         return
@@ -148,7 +148,7 @@ def _ports(environ: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 def _wait_until_it_answers(port: int) -> None:
-    """Blocks until something accepts connections there. Raises SettingsError when nothing does in time."""
+    """Wait until something accepts connections on the port. Raises SettingsError if nothing does in time."""
     end = time.monotonic() + _ANSWERS_S
     while True:
         try:
