@@ -1,1 +1,1 @@
-"""Where the hosts of a job come from."""
+"""Discovery: the sources of a job's hosts."""

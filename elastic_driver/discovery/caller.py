@@ -1,9 +1,9 @@
-"""Hosts from an object that lives in another process: that of the program that called ``elastic_driver.run``.
+"""Hosts from an object in another process: in the program that called ``elastic_driver.run``.
 
-Owns both ends of the socket between that process and the driver's. The object stays where it was made, since it may
-hold open connections; a thread there asks it when the driver wants to know, and sends back what it said. A question is
-an empty line, an answer a line of JSON. Until a question is answered no other is put, so the object is never asked by
-two at a time.
+Owns both ends of the socket between that process and the driver's. The object stays in the process that created it,
+since it may hold open connections; a thread there calls it on the driver's request, and sends back the result. A
+request is an empty line, an answer a line of JSON. There is one request at a time, so no two threads call the object at
+once.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from elastic_driver.system.job_clock import CallLater, time_limit
 # A list of 4,096 hosts with long names is under 300 KB.
 _MAX_ANSWER_BYTES = 1 << 20
 _MAX_SAID = 1000
-# An object that takes longer is reported while a job waits for it.
+# A job that waits for an object that takes longer reports it.
 _SLOW_S = 2.0
 _HOSTS, _ERROR = "hosts", "error"
 
 
 class Finder(Protocol):
-    """What is asked: any object with Horovod's method."""
+    """An object with Horovod's method."""
 
     def find_available_hosts_and_slots(self) -> Mapping[str, int | Host]:
-        """Host name -> slots, or the host with its labels. May block, and raise anything."""
+        """Return host name -> slots, or the host with its labels. May block, and raise anything."""
 
 
 # --- in the caller's process -----------------------------------------------------------------------------------------
 
 
 def answer_questions(finder: Finder, connection: socket.socket) -> None:
-    """Asks the object whenever the driver wants to know. Blocks until the driver's end is closed; closes this one.
+    """Call the object at each request of the driver. Blocks until the driver's end is closed; closes this one.
 
-    To be run in a thread that may be left behind: who is in an object that hangs cannot be ended.
+    To be run in a thread that may be abandoned: a thread cannot be stopped while the object hangs.
     """
     with connection, contextlib.suppress(OSError), connection.makefile("rb") as questions:
         for _ in questions:
@@ -55,14 +55,14 @@ def _answer(finder: Finder) -> dict[str, Any]:
         found = finder.find_available_hosts_and_slots()
         hosts = [as_host(str(name), value) for name, value in found.items()]
         return {_HOSTS: [[host.name, host.slots, list(host.labels)] for host in hosts]}
-    except BaseException as error:  # a thread has nobody else to raise it to, and the job's log is where users look
+    except BaseException as error:  # the thread has no caller to raise it to, and users look into the job's log
         reason = traceback.format_exception_only(error)[-1].strip()
         where = traceback.extract_tb(error.__traceback__)[-1]
         return {_ERROR: f"{reason} ({where.filename}:{where.lineno})"[:_MAX_SAID]}
 
 
 def as_host(name: str, value: int | Host) -> Host:
-    """A host as an object gives it, under its name. Raises ValueError."""
+    """Convert one item of an object's mapping to a host. Raises ValueError."""
     if not isinstance(value, Host):
         return Host(name, int(value))
     if value.name != name:
@@ -74,12 +74,12 @@ def as_host(name: str, value: int | Host) -> Host:
 
 
 class CallerDiscovery:
-    """Asks the caller's object. See HostDiscovery of :mod:`elastic_driver.discovery.source`.
+    """The hosts of the caller's object: a HostDiscovery of :mod:`elastic_driver.discovery.source`.
 
     Args:
         connection: the driver's end; is closed when the job's process ends.
-        timeout_s: how long an answer may take.
-        call_later: measures that. The loop's, when not given; but that lets none go on over a stop of this process.
+        timeout_s: the limit for an answer, seconds.
+        call_later: the timer for that. By default the loop's, which counts the time while this process is stopped.
     """
 
     def __init__(
@@ -94,16 +94,16 @@ class CallerDiscovery:
         self._connection = connection
         self._timeout_s = timeout_s
         self._call_later = call_later
-        self._answer: asyncio.Task[bytes] | None = None  # to the question that was put last, until it is used
+        self._answer: asyncio.Task[bytes] | None = None  # to the last request, until it is used
         self._asked_at = 0.0
         self._lists_none = False
 
     def departures(self) -> tuple[Departure, ...]:
-        """None: Horovod's method has no word for it."""
+        """Return none: Horovod's method cannot announce departures."""
         return ()
 
     def remark(self) -> str:
-        """That it takes long, or lists no hosts."""
+        """Return the remark that the object takes long, or lists no hosts."""
         took_s = 0.0 if self._answer is None or self._answer.done() else time.monotonic() - self._asked_at
         if took_s >= _SLOW_S:
             return (
@@ -112,20 +112,20 @@ class CallerDiscovery:
         return "the discovery object lists no hosts" if self._lists_none else ""
 
     async def wait_change(self, limit_s: float) -> None:
-        """It is asked again and again."""
+        """Wait for ``limit_s``: the object is polled."""
         await asyncio.sleep(limit_s)
 
     async def find_hosts(self) -> tuple[Host, ...]:
-        """Asks the object once; one that still thinks about the question before is waited for instead.
+        """Ask the object once, or wait for its answer to the previous request if that is outstanding.
 
         Returns:
-            Its hosts, in the order of its mapping; none for an empty answer, which is no failure.
+            Its hosts, in the order of its mapping; none for an empty answer, which is not a failure.
 
         Raises:
-            DiscoveryError: it raised, hung, gave something else than hosts, or named one that cannot be had.
+            DiscoveryError: it raised, hung, did not return hosts, or returned an invalid one.
         """
         if self._answer is not None and self._answer.done():
-            self._answer = None  # it came after the time limit, and may be old by now
+            self._answer = None  # it arrived after the time limit, and may be out of date
         if self._answer is None:
             self._asked_at = time.monotonic()
             self._answer = asyncio.get_running_loop().create_task(self._ask(), name="discovery object")
@@ -148,7 +148,7 @@ class CallerDiscovery:
         return hosts
 
     async def _ask(self) -> bytes:
-        """One question and its answer. Raises OSError."""
+        """Send one request, and return its answer. Raises OSError."""
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self._connection, b"\n")
         line = bytearray()
@@ -163,7 +163,7 @@ class CallerDiscovery:
 
 
 def _read(line: bytes) -> tuple[Host, ...]:
-    """The hosts of an answer. Raises DiscoveryError."""
+    """Parse the hosts of an answer. Raises DiscoveryError."""
     data = json.loads(line)
     if _ERROR in data:
         raise DiscoveryError(f"the discovery object raised {data[_ERROR]}", may_pass=True)
@@ -171,10 +171,10 @@ def _read(line: bytes) -> tuple[Host, ...]:
 
 
 def hosts_of(found: Mapping[str, int | Host]) -> tuple[Host, ...]:
-    """What an object has found, as hosts; those without slots are left out.
+    """Convert the mapping of an object to hosts, without those that have no slots.
 
     Raises:
-        DiscoveryError: a name cannot be a host's, slots are too few or too many, or a label is none.
+        DiscoveryError: a name, a number of slots or a label is invalid.
     """
     try:
         return _checked(as_host(name, value) for name, value in found.items())
@@ -184,7 +184,7 @@ def hosts_of(found: Mapping[str, int | Host]) -> tuple[Host, ...]:
 
 def _checked(hosts: Iterable[Host]) -> tuple[Host, ...]:
     try:
-        # As a script's line would be read, so that no name goes further that cannot be a host's.
+        # Parsed like a line of a script, so that invalid names are rejected here.
         return tuple(_checked_host(host) for host in hosts if host.slots != 0)
     except SettingsError as error:
         raise DiscoveryError(f"the discovery object gave no list of hosts: {str(error)[:_MAX_SAID]}") from error

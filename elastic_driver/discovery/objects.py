@@ -1,7 +1,7 @@
 """Discovery as a Python object, in the shape that Horovod's users know: a class with one method.
 
-Owns the class that users derive from, and the two that come with it. Where such an object is asked, and what happens
-when it fails or hangs, is :mod:`elastic_driver.discovery.caller`'s.
+Owns the base class for users, and two ready-made subclasses. The calls of such an object, and the handling of its
+failures and hangs, are in :mod:`elastic_driver.discovery.caller`.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ _TIMEOUT_S = 10.0
 
 
 class HostDiscovery(ABC):
-    """Tells the hosts that a job may use. Derive from it, and give an object to ``elastic_driver.run(discovery=...)``.
+    """The hosts that a job may use. Derive from it, and pass an object to ``elastic_driver.run(discovery=...)``.
 
-    Any object with this method will do. It is asked in the process and interpreter that it was made in, never by two
+    Any object with this method is accepted. It is called in the process and interpreter that created it, never by two
     threads at a time, a second after its last answer (``discovery_interval``).
     """
 
     @abstractmethod
     def find_available_hosts_and_slots(self) -> Mapping[str, int | Host]:
-        """Host name -> slots, now. May block, for ``discovery_timeout`` at most.
+        """Return the hosts there are now: host name -> slots. May block, for at most ``discovery_timeout``.
 
-        In place of its slots, a host with labels is given as ``Host(name, slots, ("rack=a", "spot"))``.
-        Hosts that were there before keep their places, whatever the order. A host with 0 slots is as good as none. An
-        exception means that there is no answer now: the job goes on with the hosts that it has.
+        Instead of its slots, a host with labels has ``Host(name, slots, ("rack=a", "spot"))``. Known hosts keep their
+        places, whatever the order. A host with 0 slots is ignored. An exception means that there is no answer now: the
+        job continues with the hosts that it has.
         """
 
 
 class HostDiscoveryScript(HostDiscovery):
-    """Runs a script that prints the hosts.
+    """The hosts that a script prints.
 
     Args:
         discovery_script: a shell command; it prints a line ``HOST:SLOTS`` or ``HOST`` for each host.
-        slots: of hosts that are printed without any; None makes that an error.
-        timeout_s: how long a run may take; then its whole process tree is killed.
+        slots: of hosts that are printed without slots; None makes that an error.
+        timeout_s: the limit of a run, seconds; then its whole process tree is killed.
     """
 
     def __init__(self, discovery_script: str, slots: int | None = None, *, timeout_s: float = _TIMEOUT_S) -> None:
         self._source = ScriptDiscovery(discovery_script, slots, timeout_s)
 
     def find_available_hosts_and_slots(self) -> dict[str, int | Host]:
-        """Runs the script once. Hosts that it prints labels of are given as a ``Host``.
+        """Run the script once. Hosts with labels are returned as a ``Host``.
 
         Raises:
-            DiscoveryError: it failed, hung, or printed something else than hosts.
+            DiscoveryError: it failed, hung, or did not print a list of hosts.
         """
-        # In a thread of its own: the one that asks may have an event loop running.
+        # In a thread of its own: the caller's may be running an event loop.
         with ThreadPoolExecutor(1, thread_name_prefix="elastic-driver-script") as executor:
             hosts = executor.submit(lambda: asyncio.run(self._source.find_hosts())).result()
         return {host.name: host if host.labels else host.slots for host in hosts}
 
 
 class FixedHosts(HostDiscovery):
-    """The same hosts until they are set anew.
+    """A fixed list of hosts, until it is replaced.
 
     Args:
         host_slots: host name -> slots, or the host with its labels.
@@ -70,9 +70,9 @@ class FixedHosts(HostDiscovery):
         self._host_slots = dict(host_slots)
 
     def find_available_hosts_and_slots(self) -> dict[str, int | Host]:
-        """The hosts."""
+        """Return the hosts."""
         return self._host_slots
 
     def set(self, host_slots: Mapping[str, int | Host]) -> None:
-        """Other hosts from now on. From any thread."""
+        """Replace the hosts. May be called from any thread."""
         self._host_slots = dict(host_slots)

@@ -1,6 +1,6 @@
-"""Hosts from a script that is run again and again.
+"""Hosts from a script that is run repeatedly.
 
-Owns the running of the script: its time, its output, its process tree.
+Owns the runs of the script: their time limit, output and process tree.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from elastic_driver.system.tether import Tether
 
 # A list of 4,096 hosts with long names is under 300 KB.
 _MAX_OUTPUT_BYTES = 1 << 20
-# What of the script's standard error is kept, and shown.
+# How much of the script's standard error is kept, and shown.
 _STDERR_BYTES = 65536
 _STDERR_LINES = 5
 _MAX_SAID = 1000
-# With these a shell says that what it was to run cannot be run, or is not there.
+# A shell's exit codes for a command that cannot be executed, or is not found.
 _CANNOT_RUN = (126, 127)
-# A killed process ends at once, unless the kernel holds it (a dead network disc).
+# A killed process ends at once, unless it is blocked in the kernel (a dead network file system).
 _REAP_S = 5.0
-# A script that runs for longer is reported while a job waits for it.
+# A job that waits for a script that runs longer reports it.
 _SLOW_S = 2.0
 # A script in a volume that Kubernetes fills may be missing for a moment; the kubelet takes far less to swap its files.
 _SWAP_S, _SWAP_PAUSE_S = 5.0, 0.1
-# Tells the processes of one run of the script from all others, also those that left its session.
+# Marks the processes of one run of the script, also those that have left its session.
 _ENV_RUN = "ELASTIC_DRIVER_DISCOVERY_RUN"
 
 
 class ScriptDiscovery:
-    """Runs the user's script.
+    """The hosts that the user's script prints.
 
     Args:
         script: a shell command; its standard output is the list.
-        default_slots: slots of a host that the script lists without any; None makes that an error.
-        timeout_s: how long one run may take; then its whole process tree is killed.
-        job_id: marks its processes, so that those that have left its session end with a driver that is killed, too,
-            where this machine's agent does.
-        call_later: measures the run. The loop's, when not given; but that lets none go on over a stop of this process.
-        orders_hosts: whether its hosts are put in the order of their names, numbers as numbers.
+        default_slots: slots of a host that the script lists without slots; None makes that an error.
+        timeout_s: the limit of one run, seconds; then its whole process tree is killed.
+        job_id: marks its processes, so that if the driver is killed and this machine's agent ends with it, those that
+            have left its session end, too.
+        call_later: the timer for a run. By default the loop's, which counts the time while this process is stopped.
+        orders_hosts: whether to sort its hosts by name, numbers as numbers.
     """
 
     def __init__(
@@ -76,16 +76,16 @@ class ScriptDiscovery:
         self._default_slots = default_slots
         self._timeout_s = timeout_s
         self._call_later = call_later
-        self._began: float | None = None  # when the run under way began
+        self._began: float | None = None  # when the current run began
         self._run: _Run | None = None  # the last
-        self._lists_none: str | None = None  # what the last run said there, if it listed no hosts
+        self._lists_none: str | None = None  # the last run's standard error, if it listed no hosts
 
     def departures(self) -> tuple[Departure, ...]:
-        """None: a host that is about to go has no line."""
+        """Return none: a script cannot announce departures."""
         return ()
 
     def remark(self) -> str:
-        """That it takes long, or lists no hosts, and what it says of that on its standard error."""
+        """Return the remark that it takes long, or lists no hosts, with its standard error."""
         took_s = 0.0 if self._began is None else time.monotonic() - self._began
         if took_s >= _SLOW_S:
             state, output = (
@@ -99,17 +99,17 @@ class ScriptDiscovery:
         return f"{self._subject} {state}" + (f", and says on its standard error: {output}" if output else "")
 
     async def wait_change(self, limit_s: float) -> None:
-        """It is run again and again."""
+        """Wait for ``limit_s``: the script is polled."""
         await asyncio.sleep(limit_s)
 
     async def find_hosts(self) -> tuple[Host, ...]:
-        """Runs the script once.
+        """Run the script once.
 
         Returns:
-            Its hosts, in the order of its lines; none for an empty answer, which is no failure.
+            Its hosts, in the order of its lines; none for an empty answer, which is not a failure.
 
         Raises:
-            DiscoveryError: it failed, hung, printed something else than hosts, or named one that cannot be had.
+            DiscoveryError: it failed, hung, did not print a list of hosts, or printed an invalid one.
         """
         self._began = time.monotonic()
         try:
@@ -121,7 +121,7 @@ class ScriptDiscovery:
         return in_natural_order(hosts) if self._orders_hosts else hosts
 
     async def _find_first_hosts(self) -> tuple[Host, ...]:
-        """A job whose script fails at first ends. It need not where the script's file is being swapped."""
+        """Retry the first run while the script's file may be being swapped: a failure there would end the job."""
         end = time.monotonic() + _SWAP_S
         while True:
             try:
@@ -133,7 +133,7 @@ class ScriptDiscovery:
 
     async def _find_hosts(self) -> tuple[Host, ...]:
         self._run = None
-        self._check_not_empty()  # and again when it has listed none
+        self._check_not_empty()  # repeated below if it lists no hosts
         try:
             self._run = run = _Run(self._script, self._job_id)
         except OSError as error:
@@ -143,7 +143,7 @@ class ScriptDiscovery:
                 stdout = await run.output()
                 await asyncio.shield(run.ended)
         except TimeoutError:
-            # The shell may have ended while something that it started holds its output open.
+            # The shell may have ended while one of its children holds its output open.
             happened = "left a process that holds its output open" if run.ended.done() else "did not end"
             await run.kill_tree()
             output = self._error_output()
@@ -177,7 +177,7 @@ class ScriptDiscovery:
         return hosts
 
     def _check_not_empty(self) -> None:
-        """Raises DiscoveryError when the script's file is empty: whoever writes it has not come to its first line."""
+        """Raise DiscoveryError if the script's file is empty: it is being written."""
         with contextlib.suppress(OSError):
             if self._file is not None and self._file.stat().st_size == 0:
                 raise DiscoveryError(f"{self._subject} is an empty file")
@@ -187,13 +187,13 @@ class ScriptDiscovery:
         return f"the host discovery script {self._script!r}"
 
     def _error_output(self) -> str:
-        """The last lines of the last run's standard error, as one."""
+        """Return the last lines of the last run's standard error, joined."""
         errors = b"" if self._run is None else self._run.errors
         return _cut(" | ".join(errors.decode(errors="replace").strip().splitlines()[-_STDERR_LINES:]))
 
 
 def file_of(script: str) -> Path | None:
-    """The file that a script's command line runs; None where only the shell can tell, or looks for it."""
+    """Return the file that a script's command line runs; None if only the shell knows, or looks it up in PATH."""
     with contextlib.suppress(SettingsError):
         program = script_words(script)[0]
         return Path(program) if "/" in program else None
@@ -201,21 +201,21 @@ def file_of(script: str) -> Path | None:
 
 
 class _TooMuchError(Exception):
-    """The script prints without end."""
+    """The script printed too much."""
 
 
 class _Run:
-    """One run of the script, in a session of its own, which ends with this process. Made on the running loop.
+    """One run of the script, in a session of its own, which ends with this process. Created on the running loop.
 
-    Its shell is reaped only after its session was killed: until then nobody else can be given the session's number.
+    Its shell is reaped only after its session was killed: until then the session's number cannot be reused.
 
     Attributes:
         ended: done when the shell is dead.
-        errors: the end of its standard error, as it comes.
+        errors: the end of its standard error so far.
     """
 
     def __init__(self, script: str, job_id: str) -> None:
-        """Starts it. Raises OSError."""
+        """Start the script. Raises OSError."""
         self._mark = secrets.token_hex(8)
         with contextlib.ExitStack() as on_error:
             tether = Tether()
@@ -244,7 +244,7 @@ class _Run:
             raise
 
     async def output(self) -> bytes:
-        """Reads both streams to their ends. Returns all of stdout. Raises _TooMuchError."""
+        """Read both streams to their ends, and return all of stdout. Raises _TooMuchError."""
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None
         stdout = bytearray()
@@ -257,22 +257,22 @@ class _Run:
         def add_error(piece: bytes) -> None:
             self.errors = (self.errors + piece)[-_STDERR_BYTES:]
 
-        # One by one: if the second cannot be had, the first is known, and closed.
+        # One by one: if the second fails, the first is registered, and gets closed.
         self._pipes.append(_Pipe(self._popen.stdout, add))
         self._pipes.append(_Pipe(self._popen.stderr, add_error))
         await asyncio.gather(*(pipe.ended for pipe in self._pipes))
         return bytes(stdout)
 
     def bury(self) -> int:
-        """Kills what is left in the dead shell's session, and reaps it. Returns its exit code."""
+        """Kill the processes left in the dead shell's session, and reap the shell. Returns its exit code."""
         self._kill_group()
         self._close()
         return self._popen.wait()
 
     async def kill_tree(self) -> None:
-        """Kills the script and all that this run of it started. Waits for the script's end."""
+        """Kill the script and all processes of this run. Waits for the script's end."""
         tree: list[psutil.Process] = []
-        # Nor may a machine without free descriptors or threads keep the run from being closed and reaped.
+        # The run has to be closed and reaped even if the machine has no free descriptors or threads.
         with contextlib.suppress(psutil.Error, OSError):
             root = psutil.Process(self._popen.pid)
             tree = [*root.children(recursive=True), root]
@@ -291,7 +291,7 @@ class _Run:
             self.ended.add_done_callback(lambda _: self.bury())
 
     def _close(self) -> None:
-        """Lets go of it. Its session has been killed. Harmless when repeated."""
+        """Close the tether and the streams. Its session has been killed. Idempotent."""
         tether, self._tether = self._tether, None
         if tether is not None:
             tether.close()
@@ -307,13 +307,13 @@ class _Run:
 
 
 class _Pipe:
-    """Reads one stream of a run, on the running loop. Whoever has the file closes it, after this.
+    """A reader of one stream of a run, on the running loop. The owner of the file closes it, after this.
 
-    Not a transport of the loop's: uvloop's closes the descriptor twice, and between the two its number may have become
-    another thread's.
+    Not a transport of the loop's: uvloop's closes the descriptor twice, and in between another thread may have got its
+    number.
 
     Attributes:
-        ended: done when everything was read; its exception is what ``on_data`` raised.
+        ended: done when everything was read; its exception is the one that ``on_data`` raised.
     """
 
     def __init__(self, file: IO[bytes], on_data: Callable[[bytes], None]) -> None:
@@ -326,14 +326,14 @@ class _Pipe:
         self._reads = True
 
     def close(self) -> None:
-        """Reads no more. Idempotent."""
+        """Stop reading. Idempotent."""
         if self._reads:
             self._reads = False
             self._loop.remove_reader(self._descriptor)
         set_once(self.ended)
 
     def _read(self) -> None:
-        if not self._reads:  # it was closed after the loop had seen it readable
+        if not self._reads:  # it was closed after the loop had found it readable
             return
         try:
             data = os.read(self._descriptor, 65536)
@@ -343,7 +343,7 @@ class _Pipe:
             return
         except OSError:
             data = b""
-        except Exception as error:  # no memory, say: for whoever waits, since on the loop it would end the job
+        except Exception as error:  # no memory, say: passed to the waiter, since on the loop it would end the job
             data = b""
             if not self.ended.done():
                 self.ended.set_exception(error)
@@ -352,7 +352,7 @@ class _Pipe:
 
 
 def _kill_run(run: str) -> None:
-    """Kills what has left the script's session and tree: it may hold the output open.
+    """Kill the processes that have left the script's session and tree: they may hold the output open.
 
     Reads the environments of all processes, which takes a while.
     """
@@ -366,7 +366,7 @@ def _failed(returncode: int) -> str:
     if returncode > 0:
         how = ""
         with contextlib.suppress(ValueError):
-            # A shell says in this way that a signal ended its command.
+            # A shell's way to report that a signal killed its command.
             how = f" ({signal.Signals(returncode - 128).name})" if returncode > 128 else ""
         return f"failed with exit code {returncode}{how}"
     try:
@@ -376,5 +376,5 @@ def _failed(returncode: int) -> str:
 
 
 def _cut(text: str) -> str:
-    """A text that stays one readable line, whatever the script printed."""
+    """Cut a text so that it stays one readable line, whatever the script printed."""
     return text if len(text) <= _MAX_SAID else f"{text[: _MAX_SAID // 2]} ... {text[-_MAX_SAID // 2 :]}"

@@ -1,6 +1,6 @@
-"""What tells the driver which hosts there are: the protocol, and the list that stays.
+"""Discovery sources, which list the hosts for the driver: the protocol, and a fixed list.
 
-A source says what there is; what that means is the membership core's.
+A source lists the hosts; the membership core decides what follows from that.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from elastic_driver.hosts import Departure, Host
 
 
 class HostDiscovery(Protocol):
-    """Tells the hosts there are."""
+    """A source of hosts."""
 
     async def find_hosts(self) -> tuple[Host, ...]:
-        """All hosts now, in the user's order. Raises DiscoveryError when there is no answer."""
+        """Return all hosts there are now, in the user's order. Raises DiscoveryError if there is no answer."""
 
     async def wait_change(self, limit_s: float) -> None:
-        """Blocks until there is reason to ask again, for ``limit_s`` at most."""
+        """Wait until there is a reason to ask again, for at most ``limit_s``."""
 
     def departures(self) -> tuple[Departure, ...]:
-        """Of the hosts that it has found last, those that are about to go, as of now."""
+        """Return the announced departures, as of now, among the hosts that it found last."""
 
     def remark(self) -> str:
-        """What there is to say of it while a job waits for hosts; "" for nothing."""
+        """Return a remark on the source, to be shown while a job waits for hosts; "" for none."""
 
 
 class Hosts(HostDiscovery, Protocol):
-    """Tells the hosts that the driver can use: those that it finds are up."""
+    """A source of usable hosts: it finds only those that are up."""
 
     def down(self) -> frozenset[str]:
-        """Names of those that are listed, too, but not up, as it has found last."""
+        """Return the names of the hosts that were listed but not up when it looked last."""
 
     def answers(self) -> bool:
-        """Whether what lists the hosts has answered last. If not, changes of who is up are told all the same."""
+        """Whether the underlying list answered last. If not, changes of which hosts are up are still reported."""
 
 
 class FixedHosts:
@@ -46,28 +46,28 @@ class FixedHosts:
         self._hosts = tuple(hosts)
 
     async def find_hosts(self) -> tuple[Host, ...]:
-        """The list."""
+        """Return the list."""
         return self._hosts
 
     async def wait_change(self, limit_s: float) -> None:
-        """They do not change."""
+        """Wait for ``limit_s``: the list does not change."""
         await asyncio.sleep(limit_s)
 
     def departures(self) -> tuple[Departure, ...]:
-        """None: they stay."""
+        """Return none: no departure is ever announced."""
         return ()
 
     def remark(self) -> str:
-        """Nothing: it does not change."""
+        """Return no remark: the list does not change."""
         return ""
 
 
 class TimedDiscovery:
-    """Another's answers, and how long each took.
+    """Another source, with the duration of each of its answers.
 
     Args:
-        source: the other.
-        on_run: told after each run: seconds, and whether it has failed. One that is given up is not told.
+        source: the other source.
+        on_run: called after each run with its seconds, and whether it failed; not after a cancelled one.
     """
 
     def __init__(self, source: HostDiscovery, on_run: Callable[[float, bool], None]) -> None:
@@ -75,7 +75,7 @@ class TimedDiscovery:
         self._on_run = on_run
 
     async def find_hosts(self) -> tuple[Host, ...]:
-        """See HostDiscovery."""
+        """Ask the source, and report the time."""
         began = time.monotonic()
         try:
             hosts = await self._source.find_hosts()
@@ -86,13 +86,13 @@ class TimedDiscovery:
         return hosts
 
     async def wait_change(self, limit_s: float) -> None:
-        """See HostDiscovery."""
+        """Wait until there is a reason to ask the source again, for at most ``limit_s``."""
         await self._source.wait_change(limit_s)
 
     def departures(self) -> tuple[Departure, ...]:
-        """See HostDiscovery."""
+        """Return the source's departures."""
         return self._source.departures()
 
     def remark(self) -> str:
-        """See HostDiscovery."""
+        """Return the source's remark."""
         return self._source.remark()
