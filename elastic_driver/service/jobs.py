@@ -1,7 +1,7 @@
-"""All jobs of one rendezvous: who of their nodes waits for which answer.
+"""All jobs of one rendezvous, and the parked requests of their nodes.
 
-Owns the parked requests, the time, and what is told on the way; decides nothing: what nodes say becomes events of
-:mod:`~elastic_driver.service.nodes`, and its state their answers. Used on the event loop only.
+Owns the parked requests, the timers, and the log messages. Decides nothing: requests become events of
+:mod:`~elastic_driver.service.nodes`, whose state gives the answers. Used on the event loop only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from elastic_driver.service.nodes import (
 from elastic_driver.system.job_clock import JobClock, Timer
 
 POLL_S = 30.0
-# Jobs that nobody forgets for so long may be as many; a service with a token knows its users.
+# The limit of jobs in a service without a token; a service with one knows its users.
 _MOST_JOBS = 10_000
 
 Answer = tuple[int, bytes]
@@ -48,25 +48,25 @@ class _Parked:
 
 @dataclass(slots=True)
 class _Known:
-    """A job, and what is not of its state."""
+    """A job's state, with its liveness, requests and timer."""
 
     job: Job
     liveness: Liveness
     joins: dict[str, _Parked] = field(default_factory=dict)
     beats: dict[str, _Parked] = field(default_factory=dict)
     timer: Timer | None = None
-    told: str = ""  # what was told last
-    written: tuple[NodeReply, bytes] | None = None  # what was answered last, and as it travels
+    told: str = ""  # the last message that was logged
+    written: tuple[NodeReply, bytes] | None = None  # the last answer, and its encoded form
 
 
 class Jobs:
-    """See above.
+    """The jobs, and the answers to their nodes.
 
     Args:
-        clock: stands still while this process does, so that nobody is taken for silent who was not read.
-        tell: told what becomes of a job: its id and a sentence.
-        forget: told which scopes of keys nobody needs any more.
-        start: tells this start of the service from others; not 0.
+        clock: stands still while this process does, so that no node counts as silent whose message is still unread.
+        tell: logs a job's progress: called with its id and a sentence.
+        forget: called with scopes of keys that are no longer needed.
+        start: identifies this start of the service; not 0.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Jobs:
         self._jobs: dict[str, _Known] = {}
 
     def status(self) -> dict[str, object]:
-        """All jobs, as JSON."""
+        """Return all jobs, as JSON."""
         return {
             name: {
                 "explain": explain(known.job),
@@ -91,15 +91,15 @@ class Jobs:
         }
 
     def answer(self, asked: RouteRequest) -> Answer | Awaitable[Answer]:
-        """Answers what a node says, at once or later: 204 when there is nothing new in time.
+        """Answer a node's request, at once or later: 204 if there is nothing new in time.
 
         Raises:
-            RendezvousProtocolError: it cannot be read, or cannot be.
+            RendezvousProtocolError: the request is malformed or invalid.
         """
         request = NodeRequest.from_json(asked.body)
         now = self._clock()
         if request.job not in self._jobs and request.saying is not Saying.JOIN and request.formed is None:
-            # Nothing is kept of a job for the sake of who may not be in it.
+            # Do not create a job for a node that may not be in it.
             unknown = reply_to(Job(request.terms), None, request.number, joins=False)
             return (
                 (204, b"") if request.saying is Saying.LEAVE else (200, replace(unknown, start=self._start).to_json())
@@ -130,7 +130,7 @@ class Jobs:
             if len(self._jobs) >= _MOST_JOBS:
                 raise RendezvousProtocolError(f"cannot take another job: there are {_MOST_JOBS}")
             lost_s = request.terms.lost_s
-            quiet_until = self._began + lost_s  # those that are in a generation of an earlier start say so first
+            quiet_until = self._began + lost_s  # nodes in a generation of an earlier start report first
             job = Job(request.terms, not_before=quiet_until if now < quiet_until else 0.0, empty_at=now)
             known = self._jobs[request.job] = _Known(job, Liveness(lost_s))
         return known
@@ -141,7 +141,7 @@ class Jobs:
         job, joins = known.job, request.saying is Saying.JOIN
         reply = reply_to(job, job.nodes.get(request.member.node), request.number, joins=joins)
         if known.written is None or known.written[0] != reply:
-            # All members of a generation are told the same, and all of it.
+            # All members of a generation get the same answer: encode it once.
             known.written = reply, replace(reply, start=self._start).to_json()
         return known.written[1]
 
@@ -164,7 +164,7 @@ class Jobs:
 
         def end() -> None:
             if not answer.done():
-                # One that joins is told what is waited for: it counts its own time only while nothing runs.
+                # A joining node is told the reason for the wait: its time limit counts only while nothing runs.
                 joins = request.saying is Saying.JOIN
                 answer.set_result((200, self._reply(known, request)) if joins else (204, b""))
 
@@ -189,7 +189,7 @@ class Jobs:
         job = known.job
         if job.nodes is not before.nodes and job.formed is not before.formed:
             for node in job.nodes:
-                known.liveness.heard(node, now)  # they have as much time as anybody to be heard
+                known.liveness.heard(node, now)  # each has the full time to report
         if job.formed is not before.formed and before.formed is not None:
             self._forget(_scope(name, before.formed.scope))
         if job.version != before.version or job.nodes is not before.nodes:

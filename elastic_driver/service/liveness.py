@@ -1,21 +1,21 @@
-"""Who of a job's nodes is silent. Pure: is told the time.
+"""Liveness of a job's nodes. Pure: gets the time as an argument.
 
-Owns when a node counts as lost; what that means is decided in :mod:`~elastic_driver.service.nodes`.
+Owns when a node counts as lost; :mod:`~elastic_driver.service.nodes` decides what follows.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-# From the end of a node's connection until it counts as lost, if it does not come back: a process that dies closes it.
+# From the end of a node's connection until it counts as lost, unless it reconnects: a dying process closes it.
 CUT_S = 1.0
 
 
 class Liveness:
-    """See above. A node costs the same however many there are.
+    """When each node was last heard. The cost of a node does not depend on their number.
 
     Args:
-        lost_s: how long a node may be silent.
+        lost_s: how long a node may be silent, seconds.
     """
 
     def __init__(self, lost_s: float) -> None:
@@ -24,23 +24,23 @@ class Liveness:
         self._cut: OrderedDict[str, float] = OrderedDict()
 
     def heard(self, node: str, now: float) -> None:
-        """It lives."""
+        """Note a message of the node."""
         self._heard[node] = now
         self._heard.move_to_end(node)
         self._cut.pop(node, None)
 
     def cut(self, node: str, now: float) -> None:
-        """Its connection has ended."""
+        """Note the end of the node's connection."""
         if node in self._heard:
             self._cut.setdefault(node, now)
 
     def forget(self, node: str) -> None:
-        """It is watched no more."""
+        """Stop watching the node."""
         self._heard.pop(node, None)
         self._cut.pop(node, None)
 
     def take_lost(self, now: float) -> tuple[str, ...]:
-        """Who is lost by now. They are watched no more."""
+        """Return the nodes that are lost by now, and stop watching them."""
         lost = []
         for times, limit_s in ((self._heard, self.lost_s), (self._cut, CUT_S)):
             for node, since in times.items():
@@ -52,7 +52,7 @@ class Liveness:
         return tuple(dict.fromkeys(lost))
 
     def next_deadline(self) -> float | None:
-        """When somebody will be lost who is not heard before; None when nobody is watched."""
+        """Return when the next node will be lost if it stays silent; None if none is watched."""
         dues = [
             next(iter(times.values())) + limit_s
             for times, limit_s in ((self._heard, self.lost_s), (self._cut, CUT_S))

@@ -1,19 +1,19 @@
-"""Which nodes of a torchrun job run together: every decision about it. Pure: no socket, clock or random source.
+"""All decisions about which nodes of a torchrun job run together. Pure: no socket, clock or random source.
 
-Owns the state of one job, and ``step(job, event, now)``, which gives the next one. Nobody is told anything here: what
-a node is to be answered follows from the state (:func:`reply_to`), and the service answers when that changes. Who is
-silent is found elsewhere (:mod:`~elastic_driver.service.liveness`); what that means is an event like any other.
+Owns the state of one job, and ``step(job, event, now)``, which returns the next one. Nothing is sent here: the answer
+to a node follows from the state (:func:`reply_to`), and the service sends it when it changes. Silent nodes are detected
+in :mod:`~elastic_driver.service.liveness`; their loss is an event like any other.
 
 A node is *joining* (its workers do not run, it waits for its place) or not (it is in the generation, or was). A
-generation runs until it is *broken*: a member joins again (its workers have failed), leaves, or is lost; or a node has
-come and the job grows at once. Then all members have to join again, and who of them is lost or too late is gone on
-without. What a node of an earlier generation hears is RESTART, whenever it comes back: nothing of two generations runs
-side by side for longer than it takes a node to hear it.
+generation runs until it is *broken*: a member joins again (its workers have failed), leaves, or is lost; or a new node
+has joined and the job grows at once. Then all members have to join again, and the job continues without those that are
+lost or too late. A node of an earlier generation is always answered RESTART: two generations never run side by side for
+longer than this answer takes.
 
 | joining nodes | the next generation is formed |
 |---|---|
-| as many as there may be | at once |
-| enough are members of the last | at once: who comes meanwhile comes too late, as any newcomer |
+| the maximum | at once |
+| enough are members of the last | at once: a node that arrives meanwhile is too late, like any newcomer |
 | enough | after the last call |
 | fewer | not yet |
 
@@ -30,22 +30,22 @@ from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import natural_key
 from elastic_driver.rendezvous.node_messages import Formed, Member, NodeReply, Outcome, Standing, Terms
 
-# How long living members are waited for that do not join again. torch gives workers 30 s to end; who takes longer has
-# finished, or hangs.
+# How long to wait for living members that do not join again. torch gives workers 30 s to end; a node that takes longer
+# has finished, or hangs.
 STRAGGLER_S = 45.0
-# A job whose last node is gone is forgotten after this time.
+# A job without nodes is forgotten after this time.
 FORGET_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node that is known, and not lost.
+    """A known node that is not lost.
 
     Attributes:
-        member: who it is.
-        came: the order in which nodes have come.
+        member: its identity.
+        came: its number in the order of arrival.
         joining: whether it waits for a place.
-        rank: in the last generation; None when it is none of its members.
+        rank: in the last generation; None if it was not a member.
     """
 
     member: Member
@@ -61,28 +61,28 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job.
+    """The state of a job.
 
     Attributes:
         terms: of the job.
-        nodes: by number, in the order in which they came. Never changed: each change makes another.
+        nodes: by node id, in the order of arrival. Never modified: each change creates a new mapping.
         formed: the last generation; None before the first.
-        broken: why it is to end; "" while it runs.
+        broken: why that generation has to end; "" while it runs.
         broken_at: since when.
         is_losing: whether members of it were lost, or have left without success.
-        after_loss: whether members of the one before had.
-        finished: members of it that have ended with success.
-        enough_at: since when enough nodes are joining; None when they are not.
-        not_before: nothing is formed before this time: a service that was started again learns first what there is. 0
-            when it has passed.
+        after_loss: whether that was so for the previous generation.
+        finished: the number of its members that have ended with success.
+        enough_at: since when enough nodes are joining; None if too few are.
+        not_before: no generation is formed before this time: a restarted service first learns which nodes there are. 0
+            once it has passed.
         over: whether the job has ended.
-        came: nodes that have come so far.
-        last: the highest number of a generation that nodes have had, also from an earlier start of the service.
-        version: grows when nodes are to be told something.
-        empty_at: since when it has no nodes; None when it has.
-        joining: how many nodes are.
-        ranked: how many were members of the last generation.
-        awaited: how many of these are not joining.
+        came: the number of nodes that have arrived so far.
+        last: the highest number of a generation that any node reported, also from an earlier start of the service.
+        version: grows when there is news for nodes.
+        empty_at: since when it has no nodes; None if it has some.
+        joining: the number of joining nodes.
+        ranked: the number of members of the last generation.
+        awaited: the number of those that are not joining.
     """
 
     terms: Terms
@@ -105,22 +105,22 @@ class Job:
     awaited: int = 0
 
     def put(self, *nodes: Node) -> Job:
-        """With these, in the places of those that they were."""
+        """Return the job with these nodes, which replace their former states."""
         fresh = {node.member.node: node for node in nodes}
         former = [self.nodes[name] for name in fresh if name in self.nodes]
         return self._become({**self.nodes, **fresh}, more=fresh.values(), fewer=former)
 
     def without(self, *gone: Node) -> Job:
-        """Without these."""
+        """Return the job without these nodes."""
         names = {node.member.node for node in gone}
         return self._become({name: node for name, node in self.nodes.items() if name not in names}, fewer=gone)
 
     def only(self, nodes: Iterable[Node]) -> Job:
-        """With these nodes and no others, in this order."""
+        """Return the job with these nodes and no others, in this order."""
         return self.without(*self.nodes.values()).put(*nodes)
 
     def _become(self, nodes: Mapping[str, Node], *, more: Iterable[Node] = (), fewer: Iterable[Node] = ()) -> Job:
-        """With these nodes: more than there were, and fewer. To count all of them anew would cost as much for each."""
+        """Return the job with these nodes; ``more`` were added, ``fewer`` removed: a recount would visit all nodes."""
         joining, ranked, awaited = self.joining, self.ranked, self.awaited
         for changed, by in ((more, 1), (fewer, -1)):
             for node in changed:
@@ -132,12 +132,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined:
-    """A node asks for its place.
+    """A node asked for its place.
 
     Attributes:
-        member: who.
-        terms: of its job, as it has them.
-        after: number of the generation that it was in last; 0 before the first.
+        member: the node.
+        terms: of its job, by its own flags.
+        after: the number of its last generation; 0 before the first.
     """
 
     member: Member
@@ -147,11 +147,11 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True)
 class NodeClaimed:
-    """A node says in which generation it is: of this job, though nothing is known of it.
+    """A node reported that it is in a generation of this job which is unknown here.
 
     Attributes:
-        member: who.
-        terms: of its job, as it has them.
+        member: the node.
+        terms: of its job, by its own flags.
         formed: the generation.
     """
 
@@ -162,14 +162,14 @@ class NodeClaimed:
 
 @dataclass(frozen=True, slots=True)
 class NodesLost:
-    """Nodes have been silent for too long, or their connections have ended."""
+    """Nodes were silent for too long, or their connections ended."""
 
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLeft:
-    """A node has ended, and has said so."""
+    """A node reported its end."""
 
     node: str
     outcome: Outcome
@@ -177,20 +177,20 @@ class NodeLeft:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Nothing but that."""
+    """Time passed without another event."""
 
 
 Event = NodeJoined | NodeClaimed | NodesLost | NodeLeft | TimePassed
 
 
 def step(job: Job, event: Event, now: float, salt: str) -> Job:
-    """The next state.
+    """Return the next state.
 
     Args:
         job: the state.
-        event: what has happened.
-        now: when; never goes back.
-        salt: what no other generation has in its name.
+        event: the event.
+        now: its time; never goes back.
+        salt: makes a generation's name unique.
 
     Raises:
         RendezvousProtocolError: the event cannot be of this job. The state stays as it was.
@@ -210,7 +210,7 @@ def step(job: Job, event: Event, now: float, salt: str) -> Job:
 
 
 def next_deadline(job: Job) -> float | None:
-    """When something is due if nothing happens before; None for never."""
+    """Return when the next step is due without an event; None for never."""
     times = []
     if job.enough_at is not None:
         times.append(job.enough_at + job.terms.last_call_s)
@@ -224,17 +224,17 @@ def next_deadline(job: Job) -> float | None:
 
 
 def is_forgotten(job: Job, now: float) -> bool:
-    """Whether nothing is left of it."""
+    """Whether the job can be forgotten."""
     return job.empty_at is not None and now >= job.empty_at + FORGET_S
 
 
 def reply_to(job: Job, known: Node | None, number: int, *, joins: bool) -> NodeReply:
-    """What a node is to be told.
+    """Return the answer to a node.
 
     Args:
         job: the state.
-        known: the node, as the state has it; None when it is not in there.
-        number: of the generation that it knows; 0 for none.
+        known: the node's entry in the state; None if it has none.
+        number: of the generation that the node knows; 0 for none.
         joins: whether it asks for a place.
     """
     standing = standing_of(job, known, number, joins=joins)
@@ -256,7 +256,7 @@ def reply_to(job: Job, known: Node | None, number: int, *, joins: bool) -> NodeR
 
 
 def standing_of(job: Job, known: Node | None, number: int, *, joins: bool) -> Standing:
-    """What :func:`reply_to` tells a node of itself."""
+    """Return a node's standing, a part of :func:`reply_to`'s answer."""
     formed = job.formed
     rank = None if known is None else known.rank
     if joins:
@@ -267,7 +267,7 @@ def standing_of(job: Job, known: Node | None, number: int, *, joins: bool) -> St
             and not known.joining
             and number < formed.number
         ):
-            # Also when it is broken already: the node hears of that next, and an answer that was lost is given again.
+            # Even if it is broken already: the node learns that next, and a lost answer is repeated.
             return Standing.PLACED
         if job.over:
             return Standing.OVER
@@ -281,7 +281,7 @@ def standing_of(job: Job, known: Node | None, number: int, *, joins: bool) -> St
 
 
 def explain(job: Job) -> str:
-    """What the job does or waits for, in words."""
+    """Describe what the job does or waits for."""
     if job.over:
         return "it has ended"
     if job.formed is not None and not job.broken:
@@ -305,7 +305,7 @@ def _joined(job: Job, event: NodeJoined, now: float) -> Job:
     known = job.nodes.get(node)
     job = replace(job, last=event.after) if event.after > job.last else job
     if job.over and known is None:
-        # The id is used again.
+        # The id is being reused.
         job = Job(event.terms, came=job.came, last=job.last, version=job.version + 1)
         formed = None
     elif not job.nodes:
@@ -319,7 +319,7 @@ def _joined(job: Job, event: NodeJoined, now: float) -> Job:
         newcomer = Node(event.member, job.came, joining=True)
         return replace(job.put(newcomer), came=job.came + 1, empty_at=None)
     if formed is not None and known.rank is not None and not known.joining and event.after < formed.number:
-        return job  # its answer was lost: it is placed, and is told so again
+        return job  # its answer was lost: it has a place, and gets the answer again
     job = job.put(replace(known, member=event.member, joining=True))
     if known.rank is not None and not known.joining:
         job = _break(job, f"node {event.member.name} starts its workers again", now)
@@ -327,11 +327,11 @@ def _joined(job: Job, event: NodeJoined, now: float) -> Job:
 
 
 def _claimed(job: Job, event: NodeClaimed, now: float) -> Job:
-    """Takes over what an earlier start of this service has formed."""
+    """Adopt a generation that an earlier start of this service formed."""
     claimed = event.formed
     is_member = claimed.rank_of(event.member.node) is not None
     if not is_member or job.over or (job.formed is not None and claimed.number <= job.formed.number):
-        return job  # a node of the past, or of a job that has ended
+        return job  # an outdated node, or one of a job that has ended
     there = dict(job.nodes)
     members = tuple(
         replace(there.pop(member.node, Node(member, job.came + rank, joining=False)), rank=rank)
@@ -409,13 +409,13 @@ def _formed(job: Job, now: float, salt: str) -> Job:
     if job.not_before or job.awaited or job.joining < job.terms.least:
         return replace(job, enough_at=None) if job.enough_at is not None else job
     enough_at = now if job.enough_at is None else job.enough_at
-    # All members that are left are joining again.
+    # All remaining members are joining again.
     is_due = job.joining >= job.terms.most or job.ranked >= job.terms.least or now >= enough_at + job.terms.last_call_s
     if not is_due:
         return replace(job, enough_at=enough_at)
     joining = [node for node in job.nodes.values() if node.joining]
     survivors = sorted((node for node in joining if node.rank is not None), key=lambda node: node.rank or 0)
-    # Spares have waited longest: they are taken before those who have come since.
+    # Spares have waited longest: they have precedence over later arrivals.
     newcomers = sorted((node for node in joining if node.rank is None), key=lambda node: node.came)
     newcomers = newcomers[: max(0, job.terms.most - len(survivors))]
     newcomers.sort(key=lambda node: (natural_key(node.member.name), node.came))

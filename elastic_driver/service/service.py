@@ -1,6 +1,6 @@
-"""The service of ``elasticrun rendezvous``: its server, its jobs and the Stores that it keeps.
+"""The service of ``elasticrun rendezvous``: its server, its jobs and its Stores.
 
-Owns how they are put together, and how long it remembers. State is in memory only.
+Owns their assembly, and the expiry of Stores. State is in memory only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from elastic_driver.rendezvous.server.web import Probed
 from elastic_driver.service.jobs import Jobs
 from elastic_driver.system.job_clock import JobClock
 
-# Scopes that nobody has asked for in this time are forgotten: Stores of jobs that have long ended.
+# Scopes without a request in this time are dropped: Stores of jobs that have long ended.
 IDLE_S = 24 * 3600.0
 _SWEEP_S = 600.0
 
@@ -31,12 +31,12 @@ __all__ = ["Place", "serve"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the service listens, and who may come.
+    """The service's address, and its token.
 
     Attributes:
         host: local address.
-        port: 0 for any that is free.
-        token: of the service; "" where none is asked for.
+        port: 0 for any free one.
+        token: of the service; "" if it requires none.
     """
 
     host: str
@@ -45,12 +45,12 @@ class Place:
 
 
 async def serve(place: Place, *, tell: Callable[[str], None], on_listening: Callable[[int, str], object]) -> int:
-    """Serves until it is told to end by SIGINT or SIGTERM.
+    """Serve until SIGINT or SIGTERM.
 
     Args:
-        place: where.
-        tell: told what happens, in lines for people.
-        on_listening: told the port, and the fingerprint of the service's certificate.
+        place: the address and the token.
+        tell: logs a line for people.
+        on_listening: called with the port, and the fingerprint of the service's certificate.
 
     Returns:
         The exit code: 0, or 70 after an error of its own.
@@ -70,7 +70,7 @@ async def serve(place: Place, *, tell: Callable[[str], None], on_listening: Call
         end(70)
 
     def failed_with_a_request(error: BaseException) -> None:
-        # It has been answered so. What one member says ends nothing of the others'.
+        # The request has been answered with it. One member's request must not affect the others.
         tell(f"an error of the rendezvous' own, with one request: {error!r}")
 
     loop.set_exception_handler(
