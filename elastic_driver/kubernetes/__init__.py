@@ -1,7 +1,7 @@
 """A Kubernetes controller for jobs: ElasticJob, a resource with MPIJob's field names.
 
-``spec`` reads what a user has written, ``objects`` makes the objects that a job consists of, ``plan`` decides what is
-to be done next from what is there, ``controller`` does it over ``api``, and ``driver_link`` asks a job's driver. The
-first three are pure. The controller is no part of a job: a job whose controller is gone goes on, with the pods that it
+``spec`` parses a user's resource, ``objects`` builds a job's objects, ``plan`` decides the next actions from the
+present state, ``controller`` carries them out through ``api``, and ``driver_link`` queries a job's driver. The first
+three are pure. The controller is not part of a job: a job without its controller keeps running, with the pods that it
 has.
 """

@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    """Runs the controller. Returns its exit code."""
+    """Run the controller. Returns its exit code."""
     try:
         from elastic_driver.kubernetes.controller import main as run
     except ModuleNotFoundError as error:

@@ -1,7 +1,7 @@
-"""Requests to the API server, of JSON objects as they travel.
+"""Requests to the API server, with objects as plain JSON.
 
-Owns the paths of the kinds that a job consists of, pages of lists, and the conditions under which an object is changed
-or deleted: only if it is still the one that was seen. Knows nothing of what is asked for.
+Owns the URL paths of the kinds that a job uses, the pages of lists, and the preconditions of changes and deletions: the
+object must be unchanged since it was read. Knows nothing of the objects' meaning.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from kubernetes_asyncio.client.rest import RESTResponse
 from elastic_driver.kubernetes.objects import Object
 from elastic_driver.kubernetes.spec import API_VERSION, GROUP, KIND, PLURAL, VERSION
 
-# What the API server may take for an answer.
+# The time limit for an answer of the API server.
 _ANSWER_S = 30.0
 GONE = 404
-"""The status of an answer: there is no such object."""
+"""The status of an answer: the object does not exist."""
 
 _PATHS = {
     ("v1", "Pod"): "/api/v1/namespaces/{namespace}/pods",
@@ -39,21 +39,21 @@ _PATHS = {
 
 
 class Api:
-    """Requests to the API server, of JSON objects.
+    """A client of the API server, for objects as plain JSON.
 
     Args:
-        client: the way there; is closed with this.
+        client: sends the requests; is closed with this.
     """
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
 
     async def close(self) -> None:
-        """Closes its connections."""
+        """Close its connections."""
         await self._client.close()
 
     async def find(self, api_version: str, kind: str, namespace: str, name: str) -> Object | None:
-        """One object; None where there is none. Raises ApiException."""
+        """Return one object; None if it does not exist. Raises ApiException."""
         try:
             return await self._call("GET", f"{_path(api_version, kind, namespace)}/{name}")
         except ApiException as error:
@@ -62,32 +62,32 @@ class Api:
             raise
 
     async def list(self, api_version: str, kind: str, namespace: str, labels: Mapping[str, str]) -> list[Object]:
-        """All objects with these labels, page by page. Raises ApiException."""
+        """Return all objects with these labels, read page by page. Raises ApiException."""
         query = [("labelSelector", ",".join(f"{key}={value}" for key, value in labels.items())), ("limit", "500")]
         found: list[Object] = []
         following = ""
         while True:
             more = [("continue", following)] if following else []
             page = await self._call("GET", _path(api_version, kind, namespace), query=[*query, *more])
-            # In a list objects are without these two.
+            # Objects in a list lack these two fields.
             found += [{"apiVersion": api_version, "kind": kind, **item} for item in page.get("items") or ()]
             following = (page.get("metadata") or {}).get("continue") or ""
             if not following:
                 return found
 
     async def create(self, body: Object) -> Object:
-        """Raises ApiException."""
+        """Create an object. Raises ApiException."""
         return await self._call("POST", _path_of(body, named=False), body)
 
     async def patch(self, seen: Object, changes: Object, *, part: str = "") -> Object:
-        """A JSON merge patch of an object, unless it has changed since it was seen. Raises ApiException."""
+        """Apply a JSON merge patch to an object, unless it has changed since it was read. Raises ApiException."""
         version = {"resourceVersion": seen["metadata"]["resourceVersion"]}
         metadata = {**changes.get("metadata", {}), **version}
         path = _path_of(seen) + (f"/{part}" if part else "")
         return await self._call("PATCH", path, {**changes, "metadata": metadata}, kind="application/merge-patch+json")
 
     async def delete(self, seen: Object) -> None:
-        """Deletes an object, if it is still that one. Raises ApiException."""
+        """Delete an object, if its uid is still the same. Raises ApiException."""
         options = {"preconditions": {"uid": seen["metadata"]["uid"]}, "propagationPolicy": "Background"}
         await self._call("DELETE", _path_of(seen), options)
 
@@ -111,7 +111,7 @@ class Api:
             _preload_content=False,
             _request_timeout=_ANSWER_S,
         )
-        # Unread and unchecked, as it comes where it is not to become an object of the library's.
+        # Raw, because the library would convert it to objects of its own.
         data = await answer.read()
         if not 200 <= answer.status < 300:
             raise ApiException(http_resp=RESTResponse(answer, data))  # type: ignore[arg-type]

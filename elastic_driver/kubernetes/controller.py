@@ -1,13 +1,13 @@
-"""The controller: does for each ElasticJob what :mod:`~elastic_driver.kubernetes.plan` says.
+"""The controller: carries out the plans of :mod:`~elastic_driver.kubernetes.plan` for each ElasticJob.
 
     elastic-driver-controller [--namespace N] [--health-port P]        or: python -m elastic_driver.kubernetes
 
-kopf watches the jobs and the pods and Jobs that belong to them; each event only says that a job is to be looked at. One
-task a job looks at all there is of it, has a plan made, and carries it out. It looks again when something happens, when
-the plan says so, and once a minute. Objects are changed only if they are still as they were seen: what somebody else
-has changed is looked at again. Several controllers do no harm beside each other, and no good.
+kopf watches the jobs and the pods and Jobs that belong to them; an event only triggers a look at a job. A task per job
+reads all its objects, computes a plan, and carries it out. It looks again after an event, when the plan says so, and
+once a minute. Objects are changed only if they are unchanged since they were read: others' changes lead to another
+look. Several controllers at once are harmless, but useless.
 
-Owns the looking and the doing, and what becomes of refusals. Decides nothing.
+Owns the reading and the actions, and the handling of rejected requests. Decides nothing.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ from elastic_driver.kubernetes.plan import (
 from elastic_driver.kubernetes.spec import API_VERSION, GROUP, KIND, PLURAL, VERSION, ElasticJob, SpecError
 from elastic_driver.system.interfaces import host_addresses, without_loopback
 
-# Events that come together are looked at together.
+# Events within this time lead to one look.
 _GATHER_S = 0.05
-# After an error of the API server's, and at most so long when it does not stop.
+# The pause after an error of the API server, and the longest one if errors persist.
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.5, 60.0
-# Drivers; each answers at once, or takes seconds.
+# The number of drivers queried at a time; each answers at once, or takes seconds.
 _ASKED_AT_ONCE = 128
 _HEALTH_PATH = "/healthz"
 _CONFLICT, _REFUSED = 409, (400, 403, 422)
@@ -75,13 +75,13 @@ _log = logging.getLogger("elastic_driver.kubernetes")
 
 @dataclass(eq=False, slots=True)
 class _Watched:
-    """One job that is looked after.
+    """One job under the controller's care.
 
     Attributes:
-        woken: set when something has happened.
-        task: looks after it.
-        told: refusals of the API server that were told of.
-        pause_s: how long to wait after the next look that fails.
+        woken: set by an event.
+        task: of the job.
+        told: the API server's rejections that were reported.
+        pause_s: how long to wait after the next look that fails, seconds.
     """
 
     woken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -90,16 +90,16 @@ class _Watched:
     pause_s: float = _FIRST_PAUSE_S
 
     def next_pause_s(self) -> float:
-        """Twice as long each time."""
+        """Return the pause after a failure, seconds, and double the next one."""
         pause_s, self.pause_s = self.pause_s, min(2 * self.pause_s, _MOST_PAUSE_S)
         return pause_s
 
 
 class Controller:
-    """See above. Used on one event loop.
+    """The tasks of all watched jobs. Used on one event loop.
 
     Args:
-        api: the API server.
+        api: a client of the API server.
         ask_status, ask_drain, ask_end: see :mod:`~elastic_driver.kubernetes.driver_link`.
         clock: seconds since the epoch.
     """
@@ -116,13 +116,13 @@ class Controller:
         self._api = api
         self._ask_status, self._ask_drain, self._ask_end = ask_status, ask_drain, ask_end
         self._clock = clock
-        # Drivers that cannot be reached take their time: nobody else waits for them.
+        # Requests to unreachable drivers take long: no other job waits for them.
         self._asking = ThreadPoolExecutor(_ASKED_AT_ONCE, "driver-link")
         self._jobs: dict[tuple[str, str], _Watched] = {}
         self._closed = False
 
     def look_at(self, namespace: str, name: str) -> None:
-        """Something has happened to a job, or to what belongs to it."""
+        """Note an event of a job or one of its objects: its task looks at it again."""
         watched = self._jobs.get((namespace, name))
         if watched is None and self._closed:
             return
@@ -132,7 +132,7 @@ class Controller:
         watched.woken.set()
 
     async def close(self) -> None:
-        """Looks after no job any more. Harmless when repeated."""
+        """Stop the tasks of all jobs. Idempotent."""
         self._closed = True
         tasks = [watched.task for watched in self._jobs.values() if watched.task is not None]
         for task in tasks:
@@ -150,13 +150,13 @@ class Controller:
             try:
                 again_s = await self._look_once(namespace, name, watched)
             except Exception as error:
-                # One job that cannot be looked after, or an API server that is away, is no reason to leave the others.
+                # A failure with one job, or an unreachable API server, must not stop the care of the others.
                 again_s = watched.next_pause_s()
                 if not _is_passing(error):
                     _log.warning("job %s/%s: %s; again in %.1f s", namespace, name, _said(error), again_s)
             if again_s is None:
                 if watched.woken.is_set():
-                    continue  # one of the same name was made while it was seen that this one is gone
+                    continue  # a job of the same name was created just before this one was found to be gone
                 del self._jobs[namespace, name]
                 return
             with contextlib.suppress(TimeoutError):
@@ -164,7 +164,7 @@ class Controller:
                     await watched.woken.wait()
 
     async def _look_once(self, namespace: str, name: str, watched: _Watched) -> float | None:
-        """Looks at a job, and does what is to be done. Returns when to look again; None when it is gone."""
+        """Look at a job, and carry out its plan. Returns the time until the next look, seconds; None if it is gone."""
         body = await self._api.find(API_VERSION, KIND, namespace, name)
         if body is None:
             return None
@@ -180,7 +180,7 @@ class Controller:
                         raise
                     refused = refused or error
         finally:
-            # What was refused leaves what was done before true.
+            # After a rejected action, the status still holds for the earlier ones.
             await self._write_status(body, made)
         if refused is None:
             watched.pause_s = _FIRST_PAUSE_S
@@ -190,7 +190,7 @@ class Controller:
         return again_s
 
     async def _observe(self, body: Object) -> tuple[Observed, bytes]:
-        """All there is of a job, and the key that its driver is asked with."""
+        """Return all objects of a job, and the key for its driver."""
         status, now = body.get("status") or {}, self._clock()
         try:
             job = ElasticJob.of(body)
@@ -231,7 +231,7 @@ class Controller:
         ), key
 
     async def _find_own(self, job: ElasticJob, api_version: str, kind: str, name: str) -> Object | None:
-        """An object of the job. One of that name which is another's counts as there is none: making it tells so."""
+        """Return an object of the job. A foreign one of that name counts as missing: creating ours reports it."""
         found = await self._api.find(api_version, kind, job.namespace, name)
         return found if found is not None and _is_owned(found, job.uid) else None
 
@@ -242,7 +242,7 @@ class Controller:
             await self._do_one(action, body, key)
         except ApiException as error:
             if error.status == GONE and isinstance(action, Delete | Update):
-                return  # somebody was faster
+                return  # another controller was faster
             if error.status == _CONFLICT and isinstance(action, Delete):
                 return
             what = _made_by(action, body)
@@ -252,7 +252,7 @@ class Controller:
             raise
 
     async def _is_anothers(self, what: tuple[str, str, str], body: Object) -> bool:
-        """Whether an object that could not be made is there, and not this job's: another controller may make them."""
+        """Whether an object that could not be created exists and is not this job's: another controller may race."""
         found = await self._api.find(*what[:2], body["metadata"]["namespace"], what[2])
         return found is not None and not _is_owned(found, body["metadata"]["uid"])
 
@@ -280,7 +280,7 @@ class Controller:
                 try:
                     await self._tell(body, reason, message, warning=warning)
                 except ApiException as error:
-                    # An event that cannot be made (a quota) must not keep from doing what it tells of.
+                    # An event that cannot be created (a quota) must not prevent the action that it reports.
                     if error.status not in (*_REFUSED, GONE, _CONFLICT):
                         raise
                     _log.warning("cannot tell %s of %s: %s", reason, body["metadata"]["name"], _said(error))
@@ -288,7 +288,7 @@ class Controller:
                 await self._api.delete(body)
 
     async def _tell_refusal(self, action: Action, body: Object, error: ApiException, watched: _Watched) -> None:
-        """Says at the job what the API server refuses: a quota, a webhook, a name that is another's. Once for each."""
+        """Report the API server's rejection at the job, each only once: a quota, a webhook, a name in use."""
         made = _made_by(action, body)
         text = f"{type(action).__name__ if made is None else f'making {made[1]} {made[2]}'}: {_said(error)}"
         if text not in watched.told:
@@ -320,7 +320,7 @@ class Controller:
         before = body.get("status") or {}
         if made.status == before:
             return
-        # What is no longer there is taken away; its counters are the plan's alone, and hold whatever else has changed.
+        # Removes fields that are gone; the counters belong to the plan alone, and hold whatever else has changed.
         gone = dict.fromkeys(before.keys() - made.status.keys())
         failures = dict.fromkeys((before.get("failures") or {}).keys() - (made.status.get("failures") or {}).keys())
         status = {**gone, **made.status, "failures": {**failures, **(made.status.get("failures") or {})}}
@@ -332,7 +332,7 @@ class Controller:
 
 
 def _made_by(action: Action, body: Object) -> tuple[str, str, str] | None:
-    """What an action makes: its API's version, its kind and its name; None where it makes nothing."""
+    """Return the API version, kind and name of the object that an action creates; None if it creates nothing."""
     match action:
         case Create(wanted):
             return wanted["apiVersion"], wanted["kind"], wanted["metadata"]["name"]
@@ -345,9 +345,9 @@ def _made_by(action: Action, body: Object) -> tuple[str, str, str] | None:
 
 
 def _is_alone(action: Action, error: ApiException) -> bool:
-    """Whether the rest of a plan is to be done though this was refused.
+    """Whether to carry out the rest of a plan although this action was rejected.
 
-    With a quota for two of four pods a job trains on two; and one that can have no more must be able to shrink.
+    With a quota for two of four pods a job trains on two; and a job without quota must still be able to shrink.
     """
     if not isinstance(action, Create) or error.status not in (*_REFUSED, _CONFLICT):
         return False
@@ -366,7 +366,7 @@ def _operator_key(tokens: Object | None) -> bytes:
 
 
 def _is_passing(error: Exception) -> bool:
-    """Whether the next look mends it: what was seen was older than what is there."""
+    """Whether the next look resolves it: the objects had changed since they were read."""
     return isinstance(error, ApiException) and error.status == _CONFLICT
 
 
@@ -381,7 +381,7 @@ def _said(error: Exception) -> str:
 
 
 def _new_ssh_keys() -> tuple[str, str]:
-    """A key as mpi-operator makes it: ECDSA over P-521, in PEM, and its line for authorized_keys."""
+    """Create a key as mpi-operator does: ECDSA over P-521, in PEM, and its line for authorized_keys."""
     key = ec.generate_private_key(ec.SECP521R1())
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
@@ -394,7 +394,7 @@ def _new_ssh_keys() -> tuple[str, str]:
 
 
 def registry_of(controller: Controller) -> kopf.OperatorRegistry:
-    """Handlers that wake the controller."""
+    """Return handlers that wake the controller."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
@@ -413,16 +413,16 @@ def registry_of(controller: Controller) -> kopf.OperatorRegistry:
 
     @kopf.on.startup(registry=registry)
     def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
-        # Objects are looked at, and never marked. Events are the plan's.
+        # Objects are only read, without kopf's annotations. Events are up to the plan.
         settings.posting.enabled = False
-        # A handler only wakes a task: nobody need be waited for.
+        # A handler only wakes a task: no need to wait for it.
         settings.queueing.idle_timeout = settings.queueing.exit_timeout = 0.2
         settings.watching.server_timeout = 300
         settings.watching.client_timeout = 330
 
     @kopf.on.cleanup(registry=registry)
     async def close(**_: Any) -> None:
-        await controller.close()  # kopf waits seconds for tasks that it does not know
+        await controller.close()  # kopf waits seconds for tasks not its own
 
     return registry
 
@@ -435,17 +435,17 @@ async def run(
     make: Callable[[Api], Controller] = Controller,
     health_port: int | None = None,
 ) -> None:
-    """Runs the controller until it is cancelled, or told to stop.
+    """Run the controller until it is cancelled, or ``stop`` is set.
 
     Args:
-        namespaces: that are looked after; none for all.
+        namespaces: to watch; none for all.
         ready: called when it watches.
         stop: ends it.
-        make: makes the controller.
-        health_port: where probes are answered, at /healthz on all addresses; None for nowhere.
+        make: creates the controller.
+        health_port: for probes, answered at /healthz on all addresses; None for none.
 
     Raises:
-        DiscoveryError: there is neither a cluster around nor a kubeconfig.
+        DiscoveryError: this is not a pod of a cluster, and there is no kubeconfig.
         OSError: it cannot listen at the port.
     """
     api = Api(await Access().client())
@@ -475,13 +475,13 @@ async def run(
 
 
 def _any_address() -> str:
-    """For a URL. kopf listens on one family; a pod that has IPv6 only is probed there."""
+    """Return the wildcard address for a URL. kopf listens on one family; an IPv6-only pod is probed over IPv6."""
     own = without_loopback(host_addresses())
     return "[::]" if own and all(":" in address for address in own) else "0.0.0.0"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs the controller. Returns its exit code."""
+    """Run the controller. Returns its exit code."""
     parser = argparse.ArgumentParser(
         prog="elastic-driver-controller", description="Looks after the ElasticJobs of a Kubernetes cluster."
     )

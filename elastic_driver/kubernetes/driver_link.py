@@ -1,7 +1,7 @@
-"""A job's driver, asked over HTTP: what it does, to drain a host, and to end the job. Blocks; for threads.
+"""Requests to a job's driver over HTTP: its status, to drain a host, and to end the job. Blocks; for threads.
 
-Owns what of the driver's answers the controller looks at. A driver that is not there (yet, or any more), or that is no
-elasticrun, says nothing: that is no error.
+Owns the part of the driver's answers that the controller uses. No answer is not an error: the driver may not have
+started yet, may have ended, or may not be elasticrun.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.messages import DrainHostRequest
 
-# It answers within milliseconds. While it is stopped or its pod is on its way, others must not wait for it.
+# A driver answers within milliseconds. While it is stopped or its pod is moving, other jobs must not wait for it.
 _PATIENCE_S = 3.0
 
 _log = logging.getLogger("elastic_driver.kubernetes")
 
 
 def ask_status(url: str, key: bytes) -> DriverSays | None:
-    """What the driver at this address says; None where none answers that has this operator's key."""
+    """Request the status of the driver at this address; None if no driver with this operator's key answers."""
     answer = _ask(url, key, lambda client: client.status())
     try:
         return None if answer is None else read_status(answer)
@@ -33,23 +33,23 @@ def ask_status(url: str, key: bytes) -> DriverSays | None:
 
 
 def ask_drain(url: str, key: bytes, host: str, within_s: float) -> str | None:
-    """Has a host drained that goes away in so many seconds. Returns what comes of it; None where no driver answers."""
+    """Request the drain of a host that goes away in ``within_s``. Returns the reply; None if no driver answers."""
     request = DrainHostRequest(host, undo=False, within_s=within_s)
     reply = _ask(url, key, lambda client: client.drain(request))
     return None if reply is None else reply.text
 
 
 def ask_end(url: str, key: bytes) -> str | None:
-    """Has the job ended, as SIGTERM to a driver does that leaves it to nobody. Returns likewise; it ends yet then."""
+    """Request the job's end, as by SIGTERM without a handover. Returns the reply at once; None if no driver answers."""
     reply = _ask(url, key, lambda client: client.end())
     return None if reply is None else reply.text
 
 
 def read_status(answer: Mapping[str, Any]) -> DriverSays:
-    """Of ``GET /v1/status`` what is looked at here.
+    """Parse the part of ``GET /v1/status`` that is used here.
 
     Raises:
-        KeyError, TypeError, ValueError, OverflowError: it is another answer.
+        KeyError, TypeError, ValueError, OverflowError: the answer has another format.
     """
     workers = answer["workers"]
     return DriverSays(

@@ -1,7 +1,7 @@
-"""The objects that a job consists of, as the API takes them.
+"""The objects of a job, in the API's format.
 
-Pure: of a job alone, or of a job and the pods that there are. Owns labels, annotations, mounts and environment. Where
-mpi-operator has such an object, name, keys and environment are its own, so what was made for it works here.
+Pure: built from a job alone, or from a job and its existing pods. Owns labels, annotations, mounts and environment. If
+mpi-operator has such an object, it has the same name, keys and environment here, so images for mpi-operator work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Object = dict[str, Any]
 
 LABEL_JOB, LABEL_ROLE, LABEL_INDEX = f"{GROUP}/job-name", f"{GROUP}/job-role", f"{GROUP}/replica-index"
 LAUNCHER, WORKER = "launcher", "worker"
-# On a pod that is to go: since when its host is drained.
+# On a pod to be removed: since when its host is being drained.
 DRAINED_SINCE = f"{GROUP}/drained-since"
 
 JOIN_TOKEN, OPERATOR_TOKEN, JOURNAL_KEY = "join-token", "operator-token", "journal-key"
@@ -25,18 +25,18 @@ _TOKENS_PATH = "/etc/elastic-driver"
 _CONFIG_PATH = "/etc/mpi"
 _DEFAULT_GRACE_S = 30
 _TOKENS, _CONFIG, _SSH = "elastic-driver-tokens", "elastic-driver-config", "elastic-driver-ssh"
-# Of the launcher of a job with a journal: so long after its node was lost from sight its pod is given up. Kubernetes'
-# own 300 s are half of the time that workers wait for another one.
+# For the launcher of a job with a journal: the time from the loss of its node until its pod is evicted. Kubernetes' own
+# 300 s are half of the time that workers wait for another launcher.
 _LOST_S = 30
 _LOST = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
-# Files in such volumes are root's, and of the pod's fsGroup where there is one. Without one who is not root (an image's
-# own user, or a container's runAsUser) could not read them: then they have Kubernetes's usual mode, as mpi-operator's.
-# A group is not given to pods that have none: it would change the owners of all that is on their other volumes.
+# Files in such volumes belong to root, and to the pod's fsGroup if it has one. Without a group, users other than root
+# (an image's own user, or a container's runAsUser) could not read them: then they have Kubernetes's usual mode, as
+# mpi-operator's. Pods without a group get none: it would change the owners of all files on their other volumes.
 _READABLE, _READABLE_BY_ALL = 0o440, 0o444
 
 
 def labels_of(job: ElasticJob, role: str = "") -> dict[str, str]:
-    """Of all objects of a job, or of the pods of one role."""
+    """Return the labels of all objects of a job, or of the pods of one role."""
     return {LABEL_JOB: job.name, **({LABEL_ROLE: role} if role else {})}
 
 
@@ -51,7 +51,7 @@ def _metadata(job: ElasticJob, name: str, role: str = "") -> Object:
 
 
 def service(job: ElasticJob) -> Object:
-    """Headless: it gives the pods their names, before they are ready, too, since ranks meet while they start."""
+    """Build the headless service for the pods' names, which exist before the pods are ready: ranks connect earlier."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -61,7 +61,7 @@ def service(job: ElasticJob) -> Object:
 
 
 def tokens(job: ElasticJob, join_token: str, operator_token: str, journal_key: str) -> Object:
-    """What hosts join with, what the controller asks the driver with, and what seals a journal in etcd."""
+    """Build the Secret of the join token, the controller's token for the driver, and the key of a journal in etcd."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -72,7 +72,7 @@ def tokens(job: ElasticJob, join_token: str, operator_token: str, journal_key: s
 
 
 def ssh_keys(job: ElasticJob, private: str, public: str) -> Object:
-    """As mpi-operator's."""
+    """Build the Secret of the ssh keys, as mpi-operator's."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -83,12 +83,13 @@ def ssh_keys(job: ElasticJob, private: str, public: str) -> Object:
 
 
 def config(job: ElasticJob, running: Sequence[str]) -> Object:
-    """``hostfile`` and ``discover_hosts.sh``, as mpi-operator's: the former has all that are wanted, the latter those
-    that run; and ``kubexec.sh``.
+    """Build the ConfigMap of ``hostfile``, ``discover_hosts.sh`` and ``kubexec.sh``.
+
+    The first two are as mpi-operator's: the former lists all wanted hosts, the latter the running ones.
 
     Args:
         job: the job.
-        running: names of the pods whose hosts may be used, in order.
+        running: names of the pods with usable hosts, in order.
     """
     wanted = [job.host_of(job.worker_name(index)) for index in range(job.replicas)]
     data = {
@@ -100,7 +101,7 @@ def config(job: ElasticJob, running: Sequence[str]) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job, job.config_name), "data": data}
 
 
-# An rsh agent: the host's first label is its pod's name. Standard input is handed on, so that a bootstrap may use it.
+# An rsh agent: the host's first label is its pod's name. Standard input is passed on, for the bootstrap.
 _KUBEXEC = """#!/bin/sh
 pod="${1%%.*}"
 shift
@@ -109,19 +110,19 @@ exec kubectl exec -i "$pod" -- /bin/sh -c "$*"
 
 
 def service_account(job: ElasticJob) -> Object:
-    """The launcher's."""
+    """Build the launcher's ServiceAccount."""
     return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _metadata(job, job.launcher_name)}
 
 
 def role(job: ElasticJob, pods: Sequence[str]) -> Object:
-    """What the launcher may: look at pods; with ``exec``, run commands in these, and in no others.
+    """Build the launcher's Role: it may read pods; with ``exec``, run commands in these pods only.
 
     Args:
         job: the job.
-        pods: names of the pods that there are.
+        pods: names of the existing pods.
     """
     rules: list[Object] = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
-    if job.transport is Transport.EXEC and pods:  # a rule without names is one for all pods
+    if job.transport is Transport.EXEC and pods:  # a rule without names applies to all pods
         names = {"resourceNames": sorted(pods)}
         rules.append({"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["create"], **names})
     return {
@@ -133,7 +134,7 @@ def role(job: ElasticJob, pods: Sequence[str]) -> Object:
 
 
 def role_binding(job: ElasticJob) -> Object:
-    """Gives the Role to the launcher."""
+    """Build the RoleBinding of the Role to the launcher."""
     name = job.launcher_name
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -145,13 +146,13 @@ def role_binding(job: ElasticJob) -> Object:
 
 
 def exec_pods_of(role_object: Mapping[str, Any]) -> frozenset[str]:
-    """The pods in which a Role lets commands be run."""
+    """Return the pods in which a Role permits commands."""
     rules = [rule for rule in role_object.get("rules") or () if "pods/exec" in rule.get("resources", ())]
     return frozenset(name for rule in rules for name in rule.get("resourceNames") or ())
 
 
 def worker_pod(job: ElasticJob, index: int) -> Object:
-    """One worker's pod."""
+    """Build one worker's pod."""
     name = job.worker_name(index)
     metadata, spec = _pod_of(job, job.worker, WORKER)
     metadata |= {key: value for key, value in _metadata(job, name).items() if key not in ("labels",)}
@@ -168,7 +169,7 @@ def worker_pod(job: ElasticJob, index: int) -> Object:
             container["command"] = _join_command(job, name)
     if job.transport is Transport.EXEC and "command" not in container and "args" not in container:
         container["command"] = ["/bin/sh", "-c", "trap 'exit 0' TERM; sleep infinity & wait"]
-    # The workers are told and may commit before the kubelet ends the container. An image without it loses nothing.
+    # Notifies the workers, which may commit before the kubelet stops the container. Harmless in images without it.
     leave = f"elasticrun leave --within {grace_s} --timeout {grace_s}"
     container.setdefault("lifecycle", {}).setdefault(
         "preStop", {"exec": {"command": ["/bin/sh", "-c", f"! command -v elasticrun >/dev/null || {leave} || true"]}}
@@ -178,12 +179,12 @@ def worker_pod(job: ElasticJob, index: int) -> Object:
 
 def _join_command(job: ElasticJob, pod: str) -> list[str]:
     words = ["elasticrun", "join", "--driver", job.driver_url, "--slots", str(job.slots), "--host", job.host_of(pod)]
-    # The launcher's image may have to be pulled yet.
+    # The launcher's image may still have to be pulled.
     return [*words, "--join-token-file", f"{_TOKENS_PATH}/{JOIN_TOKEN}", "--agent-timeout", "600"]
 
 
 def launcher_job(job: ElasticJob) -> Object:
-    """The launcher's Job."""
+    """Build the launcher's Job."""
     metadata, spec = _pod_of(job, job.launcher, LAUNCHER)
     spec |= {"hostname": job.launcher_name, "subdomain": job.name, "restartPolicy": job.launcher_restart}
     spec.setdefault("serviceAccountName", job.launcher_name)
@@ -200,7 +201,7 @@ def launcher_job(job: ElasticJob) -> Object:
     if job.journal:
         _tolerate_for(spec, _LOST_S)
     body: Object = {
-        # A pod of a lost node is there until somebody removes the node. etcd has one driver at a time decide.
+        # A lost node's pod exists until the node is removed. With etcd, only one driver at a time is in charge.
         "podReplacementPolicy": "TerminatingOrFailed" if job.journal else "Failed",
         "suspend": job.suspend,
         "template": {"metadata": metadata, "spec": spec},
@@ -218,12 +219,12 @@ def launcher_job(job: ElasticJob) -> Object:
 
 
 def _launcher_env(job: ElasticJob) -> dict[str, str]:
-    # For elasticrun; other launchers have no use for it.
+    # For elasticrun; other launchers ignore it.
     options = ["--rendezvous-port", str(job.port), "--operator-token-file", f"{_TOKENS_PATH}/{OPERATOR_TOKEN}"]
     if job.journal:
         options += ["--journal", job.journal_url, "--journal-key", f"{_TOKENS_PATH}/{JOURNAL_KEY}"]
-        # One that finds another at work waits for its end: it would use up the Job's backoffLimit. The Job makes the
-        # next one while the pod of this one is being deleted: that waits for a driver, and not for the job's end.
+        # A driver that finds another one active waits for its end: failing would use up the Job's backoffLimit. The Job
+        # creates the next pod while this one is being deleted: that one waits for a driver, not for the job's end.
         options += ["--standby-driver", "--hand-over"]
     if job.min_replicas is not None:
         options += ["--min-slots", str(max(1, job.min_replicas * job.slots))]
@@ -237,7 +238,7 @@ def _launcher_env(job: ElasticJob) -> dict[str, str]:
     }
     match job.transport:
         case Transport.JOIN:
-            # Hosts that a discovery script lists as well come by themselves: nobody could dial them.
+            # Hosts in the discovery script's list join by themselves, too: the driver cannot start agents there.
             options += ["--accept-agents", "--launcher", "none"]
             options += ["--join-token-file", f"{_TOKENS_PATH}/{JOIN_TOKEN}"]
         case Transport.SSH:
@@ -248,7 +249,7 @@ def _launcher_env(job: ElasticJob) -> dict[str, str]:
 
 
 def _pod_of(job: ElasticJob, template: Mapping[str, Any], role_name: str) -> tuple[Object, Object]:
-    """Metadata and spec of a pod, from its template, which stays as it is."""
+    """Return the metadata and spec of a pod from its template, without changing that."""
     given = copy.deepcopy(dict(template))
     own = given.get("metadata") or {}
     labels = {**(own.get("labels") or {}), **labels_of(job, role_name)}
@@ -256,7 +257,7 @@ def _pod_of(job: ElasticJob, template: Mapping[str, Any], role_name: str) -> tup
     spec: Object = given["spec"]
     security = spec.setdefault("securityContext", {})
     if security.get("runAsUser"):
-        # Or this user could not read what is mounted for it.
+        # Otherwise this user could not read its mounted files.
         security.setdefault("fsGroup", security.get("runAsGroup", security["runAsUser"]))
     if role_name == WORKER:
         _add_env(spec["containers"][0], {"K_MPI_JOB_ROLE": WORKER})
@@ -267,9 +268,9 @@ def _pod_of(job: ElasticJob, template: Mapping[str, Any], role_name: str) -> tup
 
 
 def _tolerate_for(spec: Object, seconds: int) -> None:
-    """How long the pod stays bound to a node that is not seen. What the template has wins."""
+    """Set how long the pod stays bound to an unreachable node. The template's own values win."""
     tolerations = spec.setdefault("tolerations", [])
-    # Without an effect it is for all effects, and without a key for all keys.
+    # A toleration without an effect applies to all effects, one without a key to all keys.
     given = {each.get("key") or "" for each in tolerations if each.get("effect") in (None, "", "NoExecute")}
     for key in _LOST:
         if given.isdisjoint((key, "")):
@@ -278,7 +279,7 @@ def _tolerate_for(spec: Object, seconds: int) -> None:
 
 
 def _add_env(container: Object, env: Mapping[str, str]) -> None:
-    """What the template has wins."""
+    """Add environment variables. The template's own values win."""
     there = {each.get("name") for each in container.setdefault("env", [])}
     container["env"] += [{"name": name, "value": value} for name, value in env.items() if name not in there]
 
@@ -289,7 +290,7 @@ def _mount(spec: Object, container: Object, name: str, volume: Object, path: str
 
 
 def _mode_in(spec: Object) -> int:
-    """Of secret files in this pod."""
+    """Return the mode of secret files in this pod."""
     return _READABLE if "fsGroup" in spec["securityContext"] else _READABLE_BY_ALL
 
 
@@ -302,6 +303,6 @@ def _ssh_volume(job: ElasticJob, spec: Object) -> Object:
     paths = {"ssh-privatekey": "id_rsa", "ssh-publickey": "id_rsa.pub"}
     items = [{"key": key, "path": path} for key, path in paths.items()]
     items.append({"key": "ssh-publickey", "path": "authorized_keys"})
-    # ssh refuses a private key that others may read. Kubernetes gives files of root's home this mode in mpi-operator.
+    # ssh rejects a private key that others may read. In root's home, mpi-operator uses this mode, too.
     mode = 0o600 if job.ssh_path == "/root/.ssh" else _mode_in(spec)
     return {"secret": {"secretName": job.ssh_name, "items": items, "defaultMode": mode}}

@@ -1,12 +1,11 @@
-"""What is to be done next for a job, from what is there. Pure: levels, not edges.
+"""The next actions for a job, derived from its present state. Pure: level-triggered, not edge-triggered.
 
-Owns every decision of the controller. It is given the resource, the objects that exist, what the driver says and the
-time; it returns what to do and what to write into the resource's status. Nothing is remembered elsewhere, so a
-controller that was killed goes on where it was: what takes time has its beginning written down at the object
-(``drained-since``) or in the status.
+Owns every decision of the controller. It gets the resource, the existing objects, the driver's status and the time; it
+returns the actions and the new status of the resource. There is no other memory, so a restarted controller continues
+where it was: the start of everything that takes time is recorded at the object (``drained-since``) or in the status.
 
-The order of actions is their meaning: names and rights come before those who use them; a pod is listed when the
-launcher may use it, and deleted when its host is drained.
+The order of actions matters: names and rights are created before their users; a pod is listed once the launcher may
+use it, and deleted once its host is drained.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from elastic_driver.kubernetes import objects
 from elastic_driver.kubernetes.objects import DRAINED_SINCE, LABEL_INDEX, Object
 from elastic_driver.kubernetes.spec import CleanPodPolicy, ElasticJob, LauncherCreation, SpecError, Transport
 
-# A pod that has ended may be one of a job that is over: the launcher's Job says so a moment later.
+# A pod may have ended because the job is over, which the launcher's Job shows a moment later.
 REMAKE_S = 5.0
-# A pod that fails again and again is made anew after twice the time each time, at most so long.
+# The delay for a pod that fails repeatedly doubles each time, up to this limit.
 MOST_REMAKE_S = 300.0
-# How often a driver that is being drained is asked how far it is, and one that is not.
+# How often to query a driver that is draining hosts, and any other driver.
 ASK_SOON_S, ASK_S = 1.0, 5.0
-# What the driver says becomes an event when it is another sentence, numbers aside, and at most so often.
+# The driver's explanation becomes an event if the sentence changes, numbers aside, and at most this often.
 TELL_S = 10.0
-# All that is there is looked at again after this, whatever happens.
+# All objects are read again after this time at the latest.
 RESYNC_S = 60.0
 
 _FINISHED = ("Succeeded", "Failed")
@@ -37,15 +36,15 @@ _FINISHED = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True)
 class DriverSays:
-    """What the driver of a job answers.
+    """The status of a job's driver.
 
     Attributes:
-        explain: why the job stands where it stands, in one sentence.
-        round_id: the current or last round.
-        hosts: that it knows.
-        drained: of these, those that are.
+        explain: the job's state and its reason, in one sentence.
+        round_id: of the current or last round.
+        hosts: known to the driver.
+        drained: the drained ones of these.
         busy: hosts with workers.
-        members: workers that train.
+        members: workers in training.
     """
 
     explain: str
@@ -58,14 +57,14 @@ class DriverSays:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What there is of a job.
+    """The observed state of a job.
 
     Attributes:
-        status: of its resource, as it was written last.
-        pods: the workers' pods.
+        status: of its resource, as last written.
+        pods: of the workers.
         launcher: the launcher's Job.
-        service, config, tokens, ssh, account, role, binding: its other objects; None for those that are not there.
-        driver: what its driver says; None when it says nothing.
+        service, config, tokens, ssh, account, role, binding: its other objects; None for missing ones.
+        driver: its driver's status; None if it does not answer.
         now: seconds since the epoch.
     """
 
@@ -85,27 +84,27 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Make an object."""
+    """Create an object."""
 
     body: Object
 
 
 @dataclass(frozen=True, slots=True)
 class MakeTokens:
-    """Make the Secret with the tokens: they are random, so not made here."""
+    """Create the Secret of the tokens: they are random, so not created here."""
 
 
 @dataclass(frozen=True, slots=True)
 class MakeSshKeys:
-    """Make the Secret with the ssh keys."""
+    """Create the Secret of the ssh keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Change an object, unless it has changed since it was seen.
+    """Change an object, unless it has changed since it was read.
 
     Attributes:
-        seen: the object.
+        seen: the object as it was read.
         changes: a JSON merge patch.
     """
 
@@ -115,7 +114,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete an object, if it is still the one that was seen."""
+    """Delete an object, if it is still the one that was read."""
 
     seen: Object
 
@@ -130,12 +129,12 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class EndTraining:
-    """Ask the driver to end the job: the end of its pod would have it leave the job to another."""
+    """Ask the driver to end the job: at the end of its pod alone, it would hand the job over to another driver."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """An event at the resource."""
+    """Create an event at the resource."""
 
     reason: str
     message: str
@@ -144,7 +143,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """Delete the resource: its time is over."""
+    """Delete the resource: its TTL has expired."""
 
 
 Action = Create | MakeTokens | MakeSshKeys | Update | Delete | Drain | EndTraining | Tell | DeleteJob
@@ -152,12 +151,12 @@ Action = Create | MakeTokens | MakeSshKeys | Update | Delete | Drain | EndTraini
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done.
+    """The next actions for a job.
 
     Attributes:
         actions: in this order.
-        status: to be written into the resource; the whole of it.
-        again_s: when to look again, if nothing happens before.
+        status: the whole new status of the resource.
+        again_s: until the next look if there is no event before, seconds.
     """
 
     actions: tuple[Action, ...]
@@ -166,14 +165,14 @@ class Plan:
 
 
 def plan(body: Mapping[str, Any], seen: Observed) -> Plan:
-    """What is to be done for a job.
+    """Plan the next actions for a job.
 
     Args:
         body: its resource.
-        seen: what there is of it.
+        seen: its observed state.
     """
     if body["metadata"].get("deletionTimestamp"):
-        return Plan((), dict(seen.status))  # what it owns is deleted with it
+        return Plan((), dict(seen.status))  # Kubernetes deletes its objects with it
     try:
         job = ElasticJob.of(body)
     except SpecError as error:
@@ -182,7 +181,7 @@ def plan(body: Mapping[str, Any], seen: Observed) -> Plan:
 
 
 def _refuse(body: Mapping[str, Any], seen: Observed, why: str) -> Plan:
-    """Of a job that cannot be nothing is made; what there is of it stays."""
+    """Plan for an invalid job: create nothing, and keep its existing objects."""
     known = _condition(seen.status, "Failed")
     conditions = _with_condition(seen.status.get("conditions"), "Failed", "InvalidSpec", why, seen.now)
     status = {**seen.status, "conditions": conditions, "observedGeneration": body["metadata"].get("generation", 0)}
@@ -191,7 +190,7 @@ def _refuse(body: Mapping[str, Any], seen: Observed, why: str) -> Plan:
 
 
 class _Planner:
-    """One plan in the making."""
+    """The construction of one plan."""
 
     def __init__(self, job: ElasticJob, seen: Observed) -> None:
         self._job, self._seen = job, seen
@@ -261,12 +260,12 @@ class _Planner:
                 Delete(pod),
             ]
         for pod in self._pods:
-            # Whoever runs for a while has not failed at its start.
+            # A pod that has run for a while did not fail at its start.
             if _runs(pod) and seen.now - _started_at(pod, seen.now) > MOST_REMAKE_S:
                 self._failures.pop(str(_index(pod)), None)
 
     def _list_pods(self) -> None:
-        """Writes which pods run. With exec none is listed before the launcher's Role names it."""
+        """List the running pods. With exec, a pod is listed only after the launcher's Role names it."""
         job, seen = self._job, self._seen
         allowed = None
         if job.transport is Transport.EXEC:
@@ -283,7 +282,7 @@ class _Planner:
         if seen.launcher is not None:
             if bool((seen.launcher.get("spec") or {}).get("suspend")) != job.suspend:
                 if job.suspend and job.journal and seen.driver is not None:
-                    # Before its pod is: nobody is to take over a job that has no pods.
+                    # Before its pod ends: no other driver must take over a job without pods.
                     self._actions.append(EndTraining())
                 self._actions.append(Update(seen.launcher, {"spec": {"suspend": job.suspend}}))
             return
@@ -293,11 +292,11 @@ class _Planner:
             self._actions.append(Create(objects.launcher_job(job)))
 
     def _ensure(self, there: Object | None, wanted: Object, part: str = "") -> None:
-        """Makes an object that is not there, and writes one part of it anew that is another."""
+        """Create a missing object, or update one part of it that differs."""
         if there is None:
             self._actions.append(Create(wanted))
         elif part and there.get(part) != wanted[part]:
-            # A merge patch takes keys away only where it names them.
+            # A merge patch removes only keys that it names.
             gone = dict.fromkeys(there.get(part) or ()) if isinstance(wanted[part], dict) else {}
             self._actions.append(Update(there, {part: {**gone, **wanted[part]} if gone else wanted[part]}))
 
@@ -312,14 +311,14 @@ class _Planner:
         )
 
     def _is_put_away(self) -> bool:
-        """Whether a suspended job's launcher has ended: there is no driver any more whom a worker could leave."""
+        """Whether a suspended job's launcher has ended: there is no driver left to drain workers."""
         launcher = self._seen.launcher or {}
         status = launcher.get("status") or {}
         is_suspended = self._job.suspend and bool((launcher.get("spec") or {}).get("suspend"))
         return is_suspended and not status.get("active") and not status.get("terminating")
 
     def _drain_and_delete(self) -> None:
-        """Pods that are too many leave the list first; they are deleted when their workers have left them."""
+        """Drain the surplus pods, which are no longer listed; delete those whose workers have left."""
         job, seen = self._job, self._seen
         for pod in self._pods:
             if not self._is_to_go(pod) or _is_ending(pod):
@@ -330,7 +329,7 @@ class _Planner:
                 continue
             is_fresh = since is None
             if since is None:
-                # From now on it goes, even if the job grows again meanwhile.
+                # From now on its removal is final, even if the job grows again meanwhile.
                 since = seen.now
                 self._actions.append(Update(pod, {"metadata": {"annotations": {DRAINED_SINCE: _time(seen.now)}}}))
                 self._actions.append(Tell("Draining", f"pod {_name(pod)} is to go: its workers leave first"))
@@ -375,7 +374,7 @@ class _Planner:
         if driver is not None:
             status |= {"explain": driver.explain, "round": driver.round_id, "workers": driver.members}
         elif seen.status.get("explain") and end is None and not job.suspend:
-            # The driver may be busy, or its pod be on its way to another node.
+            # The driver may be busy, or its pod may be moving to another node.
             status |= {key: seen.status[key] for key in ("explain", "round", "workers") if key in seen.status}
         kind, reason, text = self._condition(end)
         status["conditions"] = _with_condition(seen.status.get("conditions"), kind, reason, text, seen.now)
@@ -385,7 +384,7 @@ class _Planner:
         return status
 
     def _tell_explain(self, status: Object) -> None:
-        """What the driver says, as an event: countdowns and sizes are in the status, and would be one each second."""
+        """Report the driver's explanation as an event, except for changed numbers: they would be one each second."""
         driver, told = self._seen.driver, dict(self._seen.status.get("told") or {})
         if driver is not None:
             sentence = re.sub(r"[0-9.]+", "N", driver.explain)
@@ -445,7 +444,7 @@ def _started_at(pod: Object, default: float) -> float:
 
 
 def _finished_at(pod: Object, default: float) -> float:
-    """When its last container ended; one that never had any (it was evicted before) counts from its making."""
+    """Return when a pod's last container ended, or its creation time if it never had one (it was evicted before)."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
     ends = [((each.get("state") or {}).get("terminated") or {}).get("finishedAt") for each in statuses]
     found = [seconds for seconds in map(_seconds_of, ends) if seconds is not None]
@@ -454,7 +453,7 @@ def _finished_at(pod: Object, default: float) -> float:
 
 
 def _end_of(launcher: Object | None) -> tuple[str, str] | None:
-    """How the launcher's Job has ended: the condition that the resource gets, and a sentence."""
+    """Return how the launcher's Job ended: the condition for the resource, and a sentence."""
     for one in ((launcher or {}).get("status") or {}).get("conditions") or ():
         if one.get("status") == "True" and one.get("type") in ("Complete", "Failed"):
             if one["type"] == "Complete":
@@ -491,7 +490,7 @@ def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None
 
 
 def _with_condition(before: Any, kind: str, reason: str, message: str, now: float) -> list[Object]:
-    """The conditions, of which this one holds; each keeps the time of its last change."""
+    """Return the conditions with this one true; each keeps the time of its last change."""
     known = {one.get("type"): one for one in before or () if isinstance(one, Mapping)}
     conditions: list[Object] = []
     for each in _EXCLUSIVE:
@@ -499,7 +498,7 @@ def _with_condition(before: Any, kind: str, reason: str, message: str, now: floa
         if each != kind and old is None:
             continue
         if each != kind:
-            # That it was made, it was.
+            # "Created" stays true.
             holds = "True" if each == "Created" else "False"
             reason_now, text = str(old.get("reason", "")), str(old.get("message", ""))  # type: ignore[union-attr]
         else:

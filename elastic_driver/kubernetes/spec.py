@@ -1,8 +1,8 @@
-"""What an ElasticJob says: its fields read into a value, and refused where they cannot be meant.
+"""The spec of an ElasticJob: its fields are parsed into a value, and rejected if they are invalid.
 
-Owns the names of the resource and of its fields, and the names of the objects that a job consists of. Where MPIJob
-(kubeflow.org/v2beta1) has a field, this one has its name and meaning. The CRD's schema refuses wrong types before; what
-a schema cannot say is checked here.
+Owns the names of the resource, of its fields, and of a job's objects. Fields in common with MPIJob
+(kubeflow.org/v2beta1) have the same names and meanings. The CRD's schema rejects wrong types earlier; further rules are
+checked here.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from elastic_driver.words import ETCD
 GROUP, VERSION, KIND, PLURAL = "elastic-driver.dev", "v1alpha1", "ElasticJob", "elasticjobs"
 API_VERSION = f"{GROUP}/{VERSION}"
 
-# torchrun's rendezvous (c10d) has this one, too.
+# The same as of torchrun's rendezvous (c10d).
 DEFAULT_PORT = 29400
-# A commit is seconds away; a plain Horovod launcher hears of a change only when the kubelet has swapped the ConfigMap's
+# A commit is seconds away; a plain Horovod launcher notices a change only after the kubelet has swapped the ConfigMap's
 # files, which takes up to a minute or so.
 DEFAULT_DRAIN_S = 120
 _MOST_WORKERS = 4096
-# Kubernetes's names of services and pods' hostnames.
+# Kubernetes's names of services, and hostnames of pods.
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-# As the CRD has it. What else is wrong with one of this form its launcher says.
+# As in the CRD. The launcher reports other faults of a journal's name.
 _JOURNAL = re.compile(rf"{ETCD}[^/\s@]*(/[^/\s]+)+")
 _USER = re.compile(rf"{ETCD}[^/]*@")
 _MOST_NAME = 63 - len("-worker-") - len(str(_MOST_WORKERS))
@@ -37,19 +37,19 @@ _T = TypeVar("_T", bound=StrEnum)
 
 
 class SpecError(ElasticError, ValueError):
-    """An ElasticJob that cannot be: one sentence for its user."""
+    """An ElasticJob is invalid: one sentence for its user."""
 
 
 class Transport(StrEnum):
-    """How the launcher's driver comes to have agents in the workers' pods."""
+    """How the launcher's driver gets agents in the workers' pods."""
 
     JOIN = "join"  # the workers' command is elasticrun join
     SSH = "ssh"  # the workers run sshd; plain Horovod's launcher can use them, too
-    EXEC = "exec"  # kubectl exec: the launcher's Role allows it for the pods that there are
+    EXEC = "exec"  # kubectl exec: the launcher's Role permits it for the existing pods
 
 
 class CleanPodPolicy(StrEnum):
-    """Which worker pods are deleted when the job is over."""
+    """Which worker pods to delete when the job is over."""
 
     NONE = "None"
     RUNNING = "Running"
@@ -57,14 +57,14 @@ class CleanPodPolicy(StrEnum):
 
 
 class LauncherCreation(StrEnum):
-    """When the launcher is made."""
+    """When to create the launcher."""
 
     AT_STARTUP = "AtStartup"
     WHEN_READY = "WaitForWorkersReady"
 
 
 class _LauncherRestart(StrEnum):
-    """What a Job takes."""
+    """The restart policies that a Job accepts."""
 
     NEVER = "Never"
     ON_FAILURE = "OnFailure"
@@ -78,26 +78,26 @@ class _Restart(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ElasticJob:
-    """One job, as its resource says.
+    """One job, parsed from its resource.
 
     Attributes:
         name, namespace, uid, generation: of the resource.
         deleted: whether it is being deleted.
-        transport: see there.
-        slots: workers that each pod has room for.
-        replicas: how many worker pods there are to be now, within the bounds.
-        min_replicas, max_replicas: the bounds; None where the job does not say.
+        transport: see Transport.
+        slots: the number of workers per pod.
+        replicas: the wanted number of worker pods, within the bounds.
+        min_replicas, max_replicas: the bounds; None if not given.
         launcher, worker: pod templates.
         launcher_restart, worker_restart: their pods' restartPolicy.
-        launcher_creation: see there.
+        launcher_creation: see LauncherCreation.
         clean: see CleanPodPolicy.
-        ttl_s: how long the resource stays when the job is over; None for ever.
+        ttl_s: how long to keep the resource when the job is over, seconds; None for ever.
         active_deadline_s, backoff_limit: of the launcher's Job.
-        suspend: whether the job is to have no pods for now.
-        port: where the driver listens.
+        suspend: whether the job should have no pods for now.
+        port: of the driver.
         ssh_path: where the ssh keys are mounted.
-        drain_s: how long a pod that is to go may take to reach a commit.
-        journal: under what in etcd its journal is, for a launcher on another node; "" for a job without one.
+        drain_s: how long a pod to be removed may take to reach a commit, seconds.
+        journal: the place of its journal in etcd, for a launcher on another node; "" for a job without one.
     """
 
     name: str
@@ -127,10 +127,10 @@ class ElasticJob:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
-        """Reads a resource.
+        """Parse a resource.
 
         Raises:
-            SpecError: something in it cannot be meant.
+            SpecError: a field is invalid.
         """
         metadata, spec = body["metadata"], _Reader(body.get("spec") or {}, "spec")
         name = str(metadata["name"])
@@ -168,7 +168,7 @@ class ElasticJob:
             launcher=launcher.template(),
             worker=worker.template(),
             launcher_restart=launcher.one_of("restartPolicy", _LauncherRestart, _LauncherRestart.ON_FAILURE).value,
-            # An agent that has lost its driver ends, and begins anew.
+            # An agent that has lost its driver ends, and is restarted.
             worker_restart=worker.one_of(
                 "restartPolicy",
                 _Restart,
@@ -190,45 +190,45 @@ class ElasticJob:
 
     @property
     def launcher_name(self) -> str:
-        """Of the launcher's Job, its pod's hostname, its ServiceAccount and Role."""
+        """The name of the launcher's Job, ServiceAccount and Role, and its pod's hostname."""
         return f"{self.name}-launcher"
 
     @property
     def config_name(self) -> str:
-        """Of the ConfigMap."""
+        """The name of the ConfigMap."""
         return f"{self.name}-config"
 
     @property
     def ssh_name(self) -> str:
-        """Of the Secret with the ssh keys."""
+        """The name of the Secret of the ssh keys."""
         return f"{self.name}-ssh"
 
     @property
     def tokens_name(self) -> str:
-        """Of the Secret with the tokens of joiners and operators."""
+        """The name of the Secret of the join and operator tokens."""
         return f"{self.name}-tokens"
 
     @property
     def journal_url(self) -> str:
-        """Where the journal is: apart from that of another ElasticJob of this name, which had another key."""
+        """The URL of the journal: distinct from that of an earlier ElasticJob of this name, which had another key."""
         return f"{self.journal}/{self.uid}" if self.journal else ""
 
     def worker_name(self, index: int) -> str:
-        """Of a worker's pod."""
+        """Return the name of a worker's pod."""
         return f"{self.name}-worker-{index}"
 
     def host_of(self, pod: str) -> str:
-        """A pod's name in the cluster's DNS, which is its host's name in the job."""
+        """Return a pod's name in the cluster's DNS, which is its host's name in the job."""
         return f"{pod}.{self.name}.{self.namespace}.svc"
 
     @property
     def driver_url(self) -> str:
-        """Where the driver is asked for its status."""
+        """The URL of the driver."""
         return f"https://{self.host_of(self.launcher_name)}:{self.port}"
 
 
 class _Reader:
-    """Fields of one object, with the place of each for messages."""
+    """Fields of one object, with their paths for messages."""
 
     def __init__(self, fields: Any, at: str) -> None:
         if not isinstance(fields, Mapping):
@@ -259,12 +259,12 @@ class _Reader:
         return value
 
     def journal(self) -> str:
-        """A place in etcd; "" for none."""
+        """Return a place in etcd; "" for none."""
         if self.get("journal") is None:
             return ""
         place = self.text("journal", "")
         if _USER.match(place):
-            # Without what was given: it is a password, and the message becomes a status and an event.
+            # Without the given value: it may contain a password, and the message becomes a status and an event.
             raise SpecError(
                 f"{self.at}.journal has a user in it, which everybody who may look at the job could read: give the "
                 "user in ETCDCTL_USER in the launcher's template"
@@ -281,7 +281,7 @@ class _Reader:
             raise SpecError(f"{self.at}.{name} {str(value)[:40]!r} is not one of {', '.join(kind)}") from None
 
     def template(self) -> Mapping[str, Any]:
-        """A pod template, of the shape that what is put into it needs. The rest is the API server's to check."""
+        """Return a pod template, checked as far as we add to it. The API server checks the rest."""
         template = self.reader("template")
         template.reader("metadata").objects("labels", "annotations")
         pod = template.reader("spec")
@@ -296,7 +296,8 @@ class _Reader:
         first.objects("lifecycle", "securityContext")
         first.list_of("env", Mapping)
         first.list_of("volumeMounts", Mapping)
-        # In a pod a null is the same as nothing; in a template that the API server does not look into it stays.
+        # In a pod a null means the same as a missing field; in a template, which the API server does not check, it is
+        # kept.
         return cast(Mapping[str, Any], _without_nulls(template._fields))
 
     def objects(self, *names: str) -> None:

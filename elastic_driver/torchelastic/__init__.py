@@ -1,1 +1,1 @@
-"""What torch takes from the rendezvous: a Store, and the handler of ``torchrun --rdzv-backend=elastic``."""
+"""The rendezvous for torch: a Store, and the handler of ``torchrun --rdzv-backend=elastic``."""

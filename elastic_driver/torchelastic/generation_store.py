@@ -1,8 +1,8 @@
-"""The Store of the agents of one generation: where torch's agent agrees on ranks, and waits for the others at the end.
+"""The Store of one generation's agents, in which torch's agents agree on ranks, and wait for each other at the end.
 
-Owns what becomes of those waits when the generation is broken meanwhile, or the service is started again. torch's agent
-takes an error there for its own end; but neither a node that is lost at that moment nor a service that has died is to
-end anybody. The service keeps nothing over its own death: each agent says again what it has said.
+Owns the handling of these waits if the generation is broken meanwhile, or the service restarted. torch's agent fails on
+an error there; but neither a node lost at that moment nor a dead service must make any agent fail. The service does not
+persist anything: after its restart, each agent repeats its writes.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from elastic_driver.rendezvous.store_messages import CHANGING, StoreOp, number_i
 from elastic_driver.torch_private.agents import ASSIGNED_RANKS, COUNT_AT_BARRIER, LAST_AT_BARRIER, ROLE_INFO
 from elastic_driver.torchelastic.store import HTTPStore
 
-# How often it looks whether its generation is broken.
+# How often it checks whether its generation is broken.
 _LOOK_S = 0.25
 
 
 class GenerationStore(HTTPStore):
-    """See above. Used by torch's agent, in Python, and by the heartbeat's thread.
+    """The Store of one generation. Used by torch's agent, in Python, and by the heartbeat's thread.
 
     Args:
-        client: asks the service.
+        client: of the service.
         scope: of the generation.
         size: of the generation, nodes.
-        is_broken: whether the generation is.
+        is_broken: returns whether the generation is broken.
     """
 
     def __init__(self, client: RendezvousClient, scope: str, size: int, is_broken: Callable[[], bool]) -> None:
@@ -39,24 +39,24 @@ class GenerationStore(HTTPStore):
         self._own_role: bytes | None = None
         self._one = threading.Lock()  # guards all below: one request at a time
         self._changes: list[tuple[StoreOp, Sequence[bytes]]] = []
-        self._is_anew = False  # whether the service was started again, and has not been told all of them
+        self._is_anew = False  # whether the service was restarted, and not all changes have been repeated
 
     def set(self, key: str, value: str | bytes) -> None:
-        """See HTTPStore."""
+        """Set a key."""
         if key.startswith(ROLE_INFO):
             self._own_role = value.encode() if isinstance(value, str) else value
         super().set(key, value)
 
     def clone(self) -> GenerationStore:
-        """See HTTPStore."""
+        """Return another Store of the same keys."""
         return GenerationStore(self._connections, self._scope, self._size, self._is_broken)
 
     def look(self) -> None:
-        """Says again what was said, if the service was started again: others may wait for it."""
+        """Repeat this agent's writes if the service was restarted: other agents may wait for them."""
         try:
             self._asked(StoreOp.COUNT, (), 0.0)
         except RendezvousError:
-            return  # torch's agent meets it too
+            return  # torch's agent gets it, too
 
     def _asked(self, op: StoreOp, parts: Sequence[bytes], wait_s: float) -> Sequence[bytes] | None:
         with self._one:
@@ -83,7 +83,7 @@ class GenerationStore(HTTPStore):
         self._is_anew = False
 
     def _lets_others_go_on(self, key: str) -> None:
-        """At a barrier the last to come does: that is this agent, and torch's will not see it."""
+        """Complete a barrier as its last member: this agent is the last, and torch's code will not notice."""
         if key.endswith(COUNT_AT_BARRIER):
             last = key.removesuffix(COUNT_AT_BARRIER) + LAST_AT_BARRIER
             super()._asked(StoreOp.SET, (last.encode(), b"1"), 0.0)
@@ -98,7 +98,7 @@ class GenerationStore(HTTPStore):
                 return self._instead(op, parts)
 
     def _instead(self, op: StoreOp, parts: Sequence[bytes]) -> Sequence[bytes] | None:
-        """What lets torch's agent go on to where it looks whether to start its workers anew; None for a time-out."""
+        """Return an answer that lets torch's agent continue until it checks for a restart; None for a time-out."""
         if op is not StoreOp.GET or self._own_role is None:
             return None
         role = json.loads(self._own_role)
@@ -106,7 +106,7 @@ class GenerationStore(HTTPStore):
         if all(name.startswith(ROLE_INFO) for name in names):
             return [json.dumps(role | {"rank": rank}).encode() for rank in range(len(names))]
         if len(names) == 1 and names[0].startswith(ASSIGNED_RANKS):
-            # One more than there are: they never meet, so that they train nothing until they are stopped.
+            # One worker more than there are: they never rendezvous, so they train nothing until they are stopped.
             size = role["local_world_size"] + 1
             return [json.dumps([0, size, 0, size]).encode()]
         return None

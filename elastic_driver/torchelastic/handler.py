@@ -1,11 +1,12 @@
 """The handler of ``torchrun --rdzv-backend=elastic``: torch's agent asks it for its place, and whether to restart.
 
-Owns the agent's side of ``elasticrun rendezvous``: its number, its heartbeat, the store that workers meet at when it is
-of group rank 0, and the translation into what torch's agent understands. Decides nothing about membership.
+Owns the agent's side of ``elasticrun rendezvous``: its number, its heartbeat, the store at which workers rendezvous if
+its group rank is 0, and the translation to the interface of torch's agent. Decides nothing about membership.
 
 Two threads: the agent's own, which calls the handler, and the heartbeat (``elastic-beat``), a daemon, which ends with
-:meth:`ElasticHandler.shutdown` or the process. It says each second, in a request that is parked until something is new,
-that the agent lives; so the agent's own question (``num_nodes_waiting``, each ``--monitor-interval``) costs no request.
+:meth:`ElasticHandler.shutdown` or the process. Each second it reports that the agent is alive, in a request that is
+parked until there is news; so the agent's own poll (``num_nodes_waiting``, each ``--monitor-interval``) costs no
+request.
 """
 
 from __future__ import annotations
@@ -60,21 +61,21 @@ from elastic_driver.torchelastic.generation_store import GenerationStore
 from elastic_driver.torchelastic.store import service_client
 
 NAME = "elastic"
-"""Of ``--rdzv-backend``."""
+"""The value of ``--rdzv-backend``."""
 
 _log = logging.getLogger(__name__)
 
-_PORT = 29400  # torchrun's own, where its --rdzv-endpoint has none
-# A node is lost when it was silent for so many heartbeats ...
+_PORT = 29400  # torchrun's own default, if its --rdzv-endpoint has none
+# A node that misses this many heartbeats is lost ...
 _LOST_BEATS = 3.0
-# ... and here its silence is noticed before: then nothing is known of the generation.
+# ... and notices its own silence here earlier: then the state of its generation is unknown.
 _STALE_BEATS = 2.5
-# How long the agent's own thread waits for a heartbeat, once, when there was none for longer than that.
+# How long the agent's own thread waits for a heartbeat, once, if there was none for longer than that.
 _FRESH_S = 0.5
 _JOIN_POLL_S = 5.0
 _GOODBYE_S = 1.0
 _KEYS = ("grow", "heartbeat", "join_timeout", "last_call_timeout", "patience", "token_file")
-# Of torch's c10d rendezvous, which have no meaning here: scripts that were written for it go on to work.
+# Parameters of torch's c10d rendezvous without a meaning here: commands written for it still work.
 _NOT_USED = (
     "close_timeout",
     "heartbeat_timeout",
@@ -89,17 +90,17 @@ _NOT_USED = (
 
 @dataclass(frozen=True, slots=True)
 class HandlerSettings:
-    """What torchrun's flags say.
+    """The settings in torchrun's flags.
 
     Attributes:
-        endpoint: of the service, as an URL (``--rdzv-endpoint``).
+        endpoint: of the service, as a URL (``--rdzv-endpoint``).
         job: ``--rdzv-id``.
         terms: of the job: ``--nnodes`` and ``--rdzv-conf``.
-        local_addr: at which other nodes reach this one (``--local-addr``); "" to find it out.
+        local_addr: this node's address for other nodes (``--local-addr``); "" to detect it.
         token_file: with the service's token; "" for a service without one.
-        join_timeout_s: how long it waits for enough nodes while nothing runs.
-        patience_s: how long the service may be out of reach when a place is asked for.
-        heartbeat_s: how often the agent says that it lives.
+        join_timeout_s: how long to wait for enough nodes while nothing runs, seconds.
+        patience_s: how long the service may be unreachable while the agent asks for a place, seconds.
+        heartbeat_s: between heartbeats, seconds.
     """
 
     endpoint: str
@@ -113,10 +114,10 @@ class HandlerSettings:
 
     @classmethod
     def of(cls, parameters: RendezvousParameters) -> Self:
-        """Reads them.
+        """Read the settings from torch's parameters.
 
         Raises:
-            SettingsError: they cannot be used.
+            SettingsError: a parameter is invalid.
         """
         given = dict(parameters.config)
         for key in given:
@@ -153,18 +154,18 @@ class HandlerSettings:
 
 
 class ElasticHandler(RendezvousHandler):
-    """See above.
+    """The rendezvous handler of one agent.
 
     Args:
-        settings: what torchrun's flags say.
+        settings: from torchrun's flags.
 
     Raises:
-        SettingsError: the token cannot be read, or the endpoint is none.
+        SettingsError: the token cannot be read, or the endpoint is invalid.
     """
 
     def __init__(self, settings: HandlerSettings) -> None:
         for feature in (RESTART_COUNT, AGENTS_RANKS, AGENTS_BARRIER):
-            feature.has_parts()  # else it warns now of what is lost, and not when a node is
+            feature.has_parts()  # warns of missing parts now, and not only when a node is lost
         self._settings = settings
         try:
             self._client = service_client(
@@ -176,12 +177,12 @@ class ElasticHandler(RendezvousHandler):
         self._node = secrets.token_hex(16)
         self._name = socket.gethostname()
         self._address = settings.local_addr or _own_address(settings.endpoint)
-        self._server: c10d.TCPStore | None = None  # that this agent's workers, and those of others, may meet at
+        self._server: c10d.TCPStore | None = None  # at which this agent's workers, and those of others, may rendezvous
         self._state = threading.Condition()  # guards all below; notified when a heartbeat was answered
         self._formed: Formed | None = None
         self._store: GenerationStore | None = None  # of that generation
         self._restart = (0, "")  # number of a generation that has ended, and why
-        self._heard_at = time.monotonic()  # when the last heartbeat was sent that was answered
+        self._heard_at = time.monotonic()  # when the last answered heartbeat was sent
         self._has_waited = False
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
@@ -191,35 +192,35 @@ class ElasticHandler(RendezvousHandler):
     # --- what torch's agent calls ------------------------------------------------------------------------------------
 
     def get_backend(self) -> str:
-        """The name of ``--rdzv-backend``."""
+        """Return the value of ``--rdzv-backend``."""
         return NAME
 
     def get_run_id(self) -> str:
-        """The job's id."""
+        """Return the job's id."""
         return self._settings.job
 
     @property
     def use_agent_store(self) -> bool:
-        """Workers are clients of a store that the agent of group rank 0 holds: its port is taken before it is told."""
+        """Return True: workers use a store in group rank 0's agent, which binds its port before sending it."""
         return True
 
     def is_closed(self) -> bool:
-        """Never: a job that has ended may begin anew under its id."""
+        """Return False: an ended job may start again under its id."""
         return False
 
     def set_closed(self) -> None:
-        """Nothing: who leaves closes nothing for others."""
+        """Do nothing: an agent that leaves must not close the rendezvous for others."""
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Asks for this node's place. Blocks until it has one.
+        """Ask for this node's place. Blocks until it has one.
 
         Raises:
             RendezvousTimeoutError: there were not enough nodes in time.
-            RendezvousConnectionError: the service cannot be reached, or does not know the token.
-            RendezvousStateError: it refuses, since other nodes have other flags.
+            RendezvousConnectionError: the service cannot be reached, or does not accept the token.
+            RendezvousStateError: the service rejected the node, since other nodes have other flags.
             SystemExit: with 0: the job has ended while this node was a spare.
         """
-        # A store of its own for each generation: gloo hangs over the keys of the one before.
+        # A new store for each generation: gloo hangs on keys of the previous one.
         before = self._formed
         self._server = c10d.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         self._start_beating()
@@ -246,18 +247,18 @@ class ElasticHandler(RendezvousHandler):
         return RendezvousInfo(store, rank, len(formed.members), bootstrap)
 
     def num_nodes_waiting(self) -> int:
-        """1 when the agent is to stop its workers and ask for its place again; else 0."""
+        """Return 1 if the agent has to stop its workers and ask for its place again; else 0."""
         with self._state:
             formed = self._formed
             if formed is None:
                 return 0
             if self._is_stale() and not self._has_waited and self._restart[0] < formed.number:
-                # This process was stopped, or the service cannot be reached. What was heard last may be long untrue.
+                # This process was stopped, or the service cannot be reached. Its last answer may be out of date.
                 self._state.wait_for(lambda: not self._is_stale(), _FRESH_S)
                 self._has_waited = True
             number, why = self._restart
             if number < formed.number:
-                # One node alone can train while others, who hear nothing of it, do the same.
+                # A single node could go on training while the others, out of its reach, do the same.
                 if not (self._is_stale() and len(formed.members) == 1 and self._settings.terms.most > 1):
                     return 0
                 why = "the rendezvous cannot be reached, and other nodes may have gone on without this one"
@@ -266,14 +267,14 @@ class ElasticHandler(RendezvousHandler):
         return 1
 
     def shutdown(self) -> bool:
-        """Leaves the job. torch's agent calls this when it ends, but not when a signal ends it."""
+        """Leave the job. torch's agent calls this when it ends, but not when a signal ends it."""
         self._leave(Outcome.SUCCEEDED if sys.exc_info()[0] is None else Outcome.FAILED)
         return True
 
     # --- its place ---------------------------------------------------------------------------------------------------
 
     def _placed(self, port: int) -> tuple[Formed, bool]:
-        """The generation, and whether nodes of the one before it were lost."""
+        """Wait for a place. Returns the generation, and whether nodes of the previous one were lost."""
         member = Member(self._node, self._name, self._address, port)
         forming_since = time.monotonic()
         said = ""
@@ -297,9 +298,9 @@ class ElasticHandler(RendezvousHandler):
                 case Standing.OVER:
                     _log.info("job %s has ended without this node", self._settings.job)
                     self._leave(Outcome.LEFT)
-                    sys.exit(0)  # torch has an error for this, and fails over it
+                    sys.exit(0)  # torch has an error for this, but fails on it
                 case Standing.SPARE:
-                    forming_since = time.monotonic()  # it is there to wait
+                    forming_since = time.monotonic()  # waiting is a spare's purpose
                 case _:
                     pass  # it waits for others
             if reply.why != said:
@@ -326,7 +327,7 @@ class ElasticHandler(RendezvousHandler):
     def _start_beating(self) -> None:
         if self._thread is None:
             atexit.register(self._leave, Outcome.LEFT)
-            # A daemon: it waits for the service while the process ends.
+            # A daemon: it may be waiting for the service while the process ends.
             self._thread = threading.Thread(target=self._beat, name="elastic-beat", daemon=True)
             self._thread.start()
 
@@ -339,7 +340,7 @@ class ElasticHandler(RendezvousHandler):
                 formed = self._formed
             number, asked = 0 if formed is None else formed.number, number
             if number != asked:
-                version = 0  # what was told then was told of another generation
+                version = 0  # the last answer was about another generation
             sent_at = time.monotonic()
             request = NodeRequest(
                 Saying.BEAT,
@@ -373,13 +374,13 @@ class ElasticHandler(RendezvousHandler):
                     self._has_waited = False
                 self._state.notify_all()
             if start != known_start and store is not None:
-                store.look()  # the service was started again: others may wait there for what this agent has said
+                store.look()  # the service was restarted: others may wait there for this agent's writes
 
     def _is_stale(self) -> bool:
         return time.monotonic() - self._heard_at > _STALE_BEATS * self._settings.heartbeat_s
 
     def _leave(self, outcome: Outcome) -> None:
-        """Says goodbye, once. Blocks for some seconds at most."""
+        """Leave the job, once. Blocks for at most some seconds."""
         if self._left or self._thread is None:
             return
         self._left = True
@@ -403,7 +404,7 @@ class ElasticHandler(RendezvousHandler):
 
 
 def _endpoint(text: str) -> str:
-    """The service's URL. Raises SettingsError."""
+    """Return the service's URL. Raises SettingsError."""
     if not text:
         raise SettingsError("cannot join without the rendezvous' address: give --rdzv-endpoint HOST:PORT")
     url = text if "://" in text else f"https://{text}"
@@ -420,7 +421,7 @@ def _endpoint(text: str) -> str:
 
 
 def _own_address(endpoint: str) -> str:
-    """This machine's, on the way to the service. Sends nothing."""
+    """Return this machine's address on its route to the service. Sends nothing."""
     parts = urlsplit(endpoint)
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(parts.hostname, parts.port, 0, socket.SOCK_DGRAM):
@@ -433,10 +434,10 @@ def _own_address(endpoint: str) -> str:
 
 
 def _address_of(first: Member, formed: Formed) -> str:
-    """Where all nodes reach the first."""
+    """Return the address at which all nodes reach the first."""
     if not is_loopback(first.address) or all(is_loopback(member.address) for member in formed.members):
         return first.address
-    return first.name  # it is on the service's machine, and has asked it by a name that only that machine knows
+    return first.name  # on the service's machine; its address there means nothing to others
 
 
 def _seconds(given: dict[str, Any], key: str, default: float) -> float:

@@ -1,6 +1,6 @@
-"""The entry point ``torchrun.handlers``: what torch loads, in every process that imports its elastic agent.
+"""The entry point ``torchrun.handlers``, which torch loads in every process that imports its elastic agent.
 
-Imports nothing heavy: most of them use another rendezvous.
+Imports nothing heavy: most of these processes use another rendezvous.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from typing import Any
 
 
 def get_handler() -> Callable[[Any], Any]:
-    """What torch calls to get the function that makes handlers."""
+    """Return the function that creates handlers."""
     return create_handler
 
 
 def create_handler(parameters: Any) -> Any:
-    """Makes the handler of an agent.
+    """Create the handler of an agent.
 
     Args:
-        parameters: torch's RendezvousParameters, made of torchrun's flags.
+        parameters: torch's RendezvousParameters, from torchrun's flags.
 
     Raises:
-        SettingsError: they cannot be used.
+        SettingsError: a parameter is invalid.
     """
     from elastic_driver.torchelastic.handler import ElasticHandler, HandlerSettings
 

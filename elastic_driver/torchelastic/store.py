@@ -1,7 +1,7 @@
 """``HTTPStore``: a ``torch.distributed.Store`` whose keys are in a rendezvous server.
 
-Owns what torch expects of a Store: names, arguments, the classes and texts of errors (those of TCPStore). What is asked
-is said by :mod:`elastic_driver.rendezvous.store_client`.
+Owns torch's interface of a Store: names, arguments, the classes and texts of errors (those of TCPStore). The requests
+are in :mod:`elastic_driver.rendezvous.store_client`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from elastic_driver.torch_private.groups import c10d
 
 _TIMEOUT = timedelta(seconds=300)  # torch's own
 
-# A process group, or a PrefixStore, refers to a Store's half in C++ only. When the half in Python is collected, what it
-# defines is gone, and the group fails with "Not implemented".
+# A process group, or a PrefixStore, refers only to a Store's C++ part. When the Python part is collected, its methods
+# are gone, and the group fails with "Not implemented".
 _alive: dict[RendezvousClient, list[HTTPStore]] = {}
 _lock = threading.Lock()  # guards _alive
 
@@ -36,22 +36,22 @@ _lock = threading.Lock()  # guards _alive
 class HTTPStore(c10d.Store):
     """Keys and values that all processes of a job share, for ``init_process_group(store=...)``.
 
-    Without an URL it is that of the job which has started this process (``elasticrun``); else that of
-    ``elasticrun rendezvous``. May be used by several threads at once, and after a fork in the child too.
+    Without a URL, its server is that of the job that started this process (``elasticrun``); with one, it is
+    ``elasticrun rendezvous``. May be used by several threads at once, and by a forked child.
 
     Args:
-        url: of ``elasticrun rendezvous``, as it prints it; ``HOST:PORT`` will do where its token is known.
-        scope: Stores of one scope share their keys; others know nothing of them. Gloo hangs over the keys of an earlier
-            group: give each its own.
-        timeout: how long ``get``, ``wait``, ``queue_pop`` and ``barrier`` wait, unless they are told.
-        token_file: with the service's token; the variable ELASTIC_DRIVER_RENDEZVOUS_TOKEN_FILE where it is not given.
-        patience_s: how long a server that does not answer is tried again, seconds.
-        client: asks, in place of all that.
-        is_kept: whether it lives until it is closed, though nobody here refers to it any more.
+        url: of ``elasticrun rendezvous``, as it prints it; ``HOST:PORT`` suffices if its token is known.
+        scope: Stores of one scope share their keys, apart from all others. Gloo hangs on keys of an earlier group: give
+            each group its own scope.
+        timeout: the default limit for ``get``, ``wait``, ``queue_pop`` and ``barrier``.
+        token_file: with the service's token; by default the variable ELASTIC_DRIVER_RENDEZVOUS_TOKEN_FILE.
+        patience_s: how long to retry a server that does not answer, seconds.
+        client: sends the requests, instead of all that.
+        is_kept: whether to keep the Store until it is closed, even without references.
 
     Raises:
         SettingsError: there is no URL, or no token can be read.
-        RendezvousError: it is none.
+        RendezvousError: the URL is invalid.
     """
 
     timeout: timedelta  # the base class's, which its stub does not name
@@ -80,46 +80,46 @@ class HTTPStore(c10d.Store):
     # --- one key -----------------------------------------------------------------------------------------------------
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Sets a key."""
+        """Set a key."""
         self._ask(StoreOp.SET, key.encode(), _bytes(value))
 
     def get(self, key: str) -> bytes:
-        """The value of a key. Blocks until it is there.
+        """Return the value of a key. Blocks until the key exists.
 
         Raises:
-            DistStoreError: it is not there in time.
+            DistStoreError: it does not exist in time.
         """
         return self._wait(StoreOp.GET, [key], None)[0]
 
     def add(self, key: str, value: int) -> int:
-        """Adds to a key, which counts as 0 where it is not there. Returns the sum."""
+        """Add to a key, with 0 for a missing one. Returns the sum."""
         (total,) = self._ask(StoreOp.ADD, key.encode(), str(int(value)).encode())
         return number_in(total, "the sum")
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        """Sets a key if it has the expected value, or is not there and "" is expected. Returns its value then."""
+        """Set a key if it has the expected value, or is missing and "" is expected. Returns its value afterwards."""
         return self._ask(StoreOp.COMPARE_SET, key.encode(), _bytes(expected_value), _bytes(desired_value))[0]
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Adds to the end of a value; a key that is not there is set."""
+        """Append to a value; a missing key is set."""
         self._ask(StoreOp.APPEND, key.encode(), _bytes(value))
 
     def delete_key(self, key: str) -> bool:
-        """Deletes a key. Returns whether it was there."""
+        """Delete a key. Returns whether it existed."""
         return self._ask(StoreOp.DELETE, key.encode())[0] == b"1"
 
     # --- several keys: one request each ------------------------------------------------------------------------------
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of keys. Blocks until all are there.
+        """Return the values of keys. Blocks until all exist.
 
         Raises:
-            DistStoreError: they are not there in time.
+            DistStoreError: they do not exist in time.
         """
         return list(self._wait(StoreOp.GET, keys, None))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Sets keys, all at once."""
+        """Set keys atomically."""
         if len(keys) != len(values):
             raise dist.DistStoreError("multiSet keys and values vectors must be of same size")
         self._ask(
@@ -128,41 +128,41 @@ class HTTPStore(c10d.Store):
         )
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Blocks until all keys are there.
+        """Wait until all keys exist.
 
         Raises:
-            DistStoreError: they are not there in time.
+            DistStoreError: they do not exist in time.
         """
         self._wait(StoreOp.WAIT, keys, timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there now."""
+        """Return whether all keys exist now."""
         return self._ask(StoreOp.CHECK, *(key.encode() for key in keys))[0] == b"1"
 
     def num_keys(self) -> int:
-        """How many keys there are."""
+        """Return the number of keys."""
         return int(self._ask(StoreOp.COUNT)[0])
 
     def list_keys(self) -> list[str]:
-        """All keys."""
+        """Return all keys."""
         return [key.decode(errors="surrogateescape") for key in self._ask(StoreOp.KEYS)]
 
-    # Under these names C++ (a PrefixStore around this) looks for the two.
+    # C++ (a PrefixStore around this) looks up the two under these names.
     deleteKey = delete_key
     getNumKeys = num_keys
 
     # --- queues ------------------------------------------------------------------------------------------------------
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        """Puts a value at the end of a queue."""
+        """Append a value to a queue."""
         self._ask(StoreOp.PUSH, key.encode(), _bytes(value))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:  # noqa: FBT001, FBT002 (torch's signature)
-        """Takes the first value of a queue. Blocks until there is one, unless told otherwise.
+        """Remove and return the first value of a queue. With ``block``, waits until there is one.
 
         Raises:
-            QueueEmptyError: there is none, and it may not block.
-            DistStoreError: there is none in time.
+            QueueEmptyError: the queue is empty, and ``block`` is false.
+            DistStoreError: the queue stays empty until the time limit.
         """
         if block:
             return self._wait(StoreOp.POP, [key], None)[0]
@@ -172,18 +172,18 @@ class HTTPStore(c10d.Store):
         return parts[0]
 
     def queue_len(self, key: str) -> int:
-        """How many values a queue has."""
+        """Return the length of a queue."""
         return int(self._ask(StoreOp.LENGTH, key.encode())[0])
 
     # --- all ---------------------------------------------------------------------------------------------------------
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
-        """Blocks until so many have called it with this key.
+        """Wait until ``world_size`` callers have called it with this key.
 
         Raises:
-            DistStoreError: they have not in time.
+            DistStoreError: they have not done so in time.
         """
-        last = f"{key}/last_member"  # the names that torch's own barrier has: a PrefixStore may stand around one of us
+        last = f"{key}/last_member"  # as in torch's barrier, which others may use in a PrefixStore
         if self.add(f"{key}/num_members", 1) == world_size:
             self.set(last, "1")
         limit = self.timeout if timeout is None else timeout
@@ -191,22 +191,22 @@ class HTTPStore(c10d.Store):
             raise dist.DistStoreError(f"barrier timeout after {_ms(limit)}ms, key: {key}")
 
     def has_extended_api(self) -> bool:
-        """Whether append, multi_get, multi_set and queues can be used: always."""
+        """Return True: append, multi_get, multi_set and queues are supported."""
         return True
 
     def clone(self) -> HTTPStore:
-        """Another Store of the same keys, with a timeout of its own."""
+        """Return another Store of the same keys, with a timeout of its own."""
         other = HTTPStore(scope=self._scope, timeout=self.timeout, client=self._connections)
         return other
 
     def drop(self) -> None:
-        """Has the server forget all keys of this scope."""
+        """Delete all keys of this scope from the server."""
         self._ask(StoreOp.DROP)
 
     def close(self) -> None:
-        """Closes the connections, also of clones: calls that wait, and later ones, raise DistNetworkError.
+        """Close the connections, also of clones: waiting calls, and later ones, raise DistNetworkError.
 
-        To be called when no process group uses it any more; or never.
+        Must not be called while a process group uses the Store; it may be omitted.
         """
         with _lock:
             _alive.pop(self._connections, None)
@@ -223,7 +223,7 @@ class HTTPStore(c10d.Store):
 
     def _ask(self, op: StoreOp, *parts: bytes) -> Sequence[bytes]:
         answer = self._translated(op, parts, 0.0)
-        assert answer is not None  # nothing is waited for
+        assert answer is not None  # without a wait there is always an answer
         return answer
 
     def _translated(self, op: StoreOp, parts: Sequence[bytes], wait_s: float) -> Sequence[bytes] | None:
@@ -251,16 +251,16 @@ def _client_for(
 def service_client(
     address: str, token_file: str | os.PathLike[str] | None, *, patience_s: float = PATIENCE_S
 ) -> RendezvousClient:
-    """Asks ``elasticrun rendezvous``.
+    """Create a client of ``elasticrun rendezvous``.
 
     Args:
-        address: ``HOST:PORT``, or its URL, which may have its certificate's fingerprint.
+        address: ``HOST:PORT``, or its URL, which may include its certificate's fingerprint.
         token_file: with its token; None for a service without one.
-        patience_s: how long it is tried again.
+        patience_s: how long to retry, seconds.
 
     Raises:
         SettingsError: the token cannot be read.
-        RendezvousError: that is no address.
+        RendezvousError: the address is invalid.
     """
     url = address if "://" in address else f"https://{address}"
     token = read_token(Path(token_file)) if token_file else ""
