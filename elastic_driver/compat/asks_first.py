@@ -1,10 +1,10 @@
-"""In a worker that runs Horovod's own library: before each ``init()``, its agent is asked for the worker's place.
+"""A hook for workers that run Horovod's own library: it asks the agent for the worker's place before each ``init()``.
 
-Horovod asks nobody at a process's first ``init()``: it takes rank and size from its environment, and has no way to hear
-that they have changed since the process was started. At a later one it asks, and aborts when there is no place for it
-any more. So ``HorovodBasics.init`` is wrapped: it waits here until the round is formed, and puts the place into the
-environment; who has none exits with code 0. Nothing else of Horovod is touched. Where this does not run
-(``python -I``), the agent does with the requests that Horovod makes.
+At a process's first ``init()``, Horovod asks nobody: it reads rank and size from its environment, and cannot learn that
+they have changed since the process was started. Later it asks, and aborts if it has no place any more. So this wraps
+``HorovodBasics.init``: it waits until the round is formed, and puts the place into the environment; a worker without a
+place exits with code 0. Nothing else of Horovod is changed. Where this does not run (``python -I``), the agent makes do
+with the requests that Horovod sends.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from elastic_driver.hosts import SlotInfo
 from elastic_driver.rendezvous.environment import ENV_ROUND
 
 _BASICS = "horovod.common.basics"
-# What torch's optimizers import when the first is made.
+# The module that torch imports when the first optimizer is created.
 _OPTIMIZERS_NEED = "torch._dynamo"
 
 
 def install() -> None:
-    """Wraps it as soon as it is imported."""
+    """Wrap ``HorovodBasics.init`` as soon as its module is imported."""
     if _BASICS in sys.modules:
         _wrap(sys.modules[_BASICS])
     elif not any(isinstance(finder, _BasicsFinder) for finder in sys.meta_path):
@@ -48,9 +48,9 @@ def install() -> None:
 
 
 class _BasicsFinder(MetaPathFinder):
-    """Finds that one module where it is found without this, and wraps it when it is there.
+    """A finder of that one module, through the other finders, which wraps it after its import.
 
-    It stays until the module has been loaded: who only asks whether there is one imports it later.
+    It stays until the module has been loaded: a mere check whether the module exists must not remove it.
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -104,17 +104,17 @@ def _is_initialized(basics: Any) -> bool:
 
 
 def _hurry_later() -> None:
-    """What a script imports after ``init()`` all others wait for, if they train already: so it is imported now.
+    """Import now, in a running job, what torch would import later: other workers would wait for it after ``init()``.
 
-    That is what torch's optimizers import when the first is made, which takes a second or more.
+    torch imports that module when the first optimizer is created, which takes a second or more.
     """
     if os.environ.get(ENV_ROUND, "0") != "0" and "torch" in sys.modules:
-        with contextlib.suppress(Exception):  # it will be raised where it is needed
+        with contextlib.suppress(Exception):  # the script's own import will raise it
             importlib.import_module(_OPTIMIZERS_NEED)
 
 
 def _take_place() -> None:
-    """Blocks until this worker has its place in a round. Without one, the process ends with code 0."""
+    """Wait until this worker has a place in a round. Without one, the process ends with code 0."""
     connection = http.client.HTTPConnection("127.0.0.1", int(os.environ[ENV_PORT]))
     try:
         process = f"{os.getpid()} {threading.get_native_id()}"
@@ -130,7 +130,7 @@ def _take_place() -> None:
     if answer.status != 200:
         raise RuntimeError(f"cannot take this worker's place: {body.decode(errors='replace')[:500]}")
     if body == REMOVED:
-        raise SystemExit(0)  # it has no place any more, which is no failure
+        raise SystemExit(0)  # it has no place any more, which is not a failure
     os.environ.update(place_variables(SlotInfo(*map(int, body.split(b",")))))
     interface = answer.headers.get(INTERFACE_HEADER)
     if interface:

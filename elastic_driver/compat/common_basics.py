@@ -1,4 +1,4 @@
-"""``horovod.common.basics``: the questions about this process, as methods of an object."""
+"""``horovod.common.basics``: rank, size and the like, as methods of an object."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["HorovodBasics"]
 
 
 class HorovodBasics:
-    """For code that makes one of its own, as Horovod's modules for each framework do.
+    """For code that creates its own instance, as Horovod's modules for each framework do.
 
     Args:
-        pkg_path: the library's place in Horovod; there is none here.
+        pkg_path: the library's path in Horovod; unused here.
         *args: likewise.
     """
 

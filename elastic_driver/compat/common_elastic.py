@@ -28,10 +28,10 @@ __all__ = [
 
 
 class WorkerNotificationManager:
-    """Tells listeners of host updates, for scripts that look for them without a commit.
+    """Notifies listeners of host updates, for scripts that check for them without a commit.
 
-    A listener's ``on_hosts_updated(timestamp, update_res)`` is called by another thread, when the members are to leave
-    the round at their next commit. States need not be registered: they look by themselves.
+    A listener's ``on_hosts_updated(timestamp, update_res)`` is called in another thread when the members have to leave
+    the round at their next commit. States need not be registered: they check by themselves.
     """
 
     def __init__(self) -> None:
@@ -47,10 +47,10 @@ class WorkerNotificationManager:
         hostname: str | None = None,
         local_rank: int | None = None,
     ) -> None:
-        """For Horovod's interface: there is nothing to begin."""
+        """Do nothing; for Horovod's interface."""
 
     def register_listener(self, listener: Any) -> None:
-        """Adds a listener."""
+        """Add a listener."""
         with self._lock:
             self._listeners.append(listener)
             if not self._told:
@@ -58,19 +58,19 @@ class WorkerNotificationManager:
                 current_round().leave_listeners.append(self._tell)
 
     def remove_listener(self, listener: Any) -> None:
-        """Takes a listener away. Raises ValueError when it is none."""
+        """Remove a listener. Raises ValueError if it is not registered."""
         with self._lock:
             self._listeners.remove(listener)
 
     def handle_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Tells all listeners."""
+        """Notify all listeners."""
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:
             listener.on_hosts_updated(timestamp, update_res)
 
     def _tell(self) -> None:
-        # What has changed is not told apart here.
+        # The kind of the change is unknown here.
         self.handle_hosts_updated(time.time(), HostUpdateResult.mixed)
 
 
@@ -78,16 +78,16 @@ notification_manager = WorkerNotificationManager()
 
 
 def reset() -> None:
-    """What Horovod's scripts hand to :func:`run_fn`: leaves the round and joins the next. Here ``run`` does it."""
+    """Do nothing; Horovod's scripts pass it to :func:`run_fn` to join the next round, which ``run`` does here."""
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-    """Makes ``func(state, ...)`` elastic.
+    """Make ``func(state, ...)`` elastic.
 
     Args:
         func: the training function.
         reset: called after each reset, when this process is in the new round, before the state's own reset and
-            callbacks. Unlike in Horovod it need not, and must not, shut down and init again: that is done by then.
+            callbacks. Unlike in Horovod it must not shut down and init again: that is done by then.
     """
     elastic = run(func)
 
@@ -99,7 +99,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
             reset()
             state_reset()
 
-        # On the instance, where run looks; taken away again, so that a state can go through several functions.
+        # On the instance, where run looks for it; removed afterwards, so that several functions can use the state.
         vars(state)["on_reset"] = on_reset
         try:
             return elastic(state, *args, **kwargs)

@@ -13,7 +13,7 @@ __all__ = [
 
 
 def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
-    """Says that a library's version is not the one that was built against."""
+    """Return the message that a library's version is not the one that was built against."""
     return f"{name} {version} was built against, but {installed_version} is installed"
 
 

@@ -1,4 +1,4 @@
-"""``horovod.common.util``: what scripts use of it."""
+"""``horovod.common.util``: the part of it that scripts use."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ EXTENSIONS = ["tensorflow", "torch", "mxnet"]
 
 _Answer = TypeVar("_Answer")
 
-# Remembers what a function has returned for its arguments. Tests of others decorate their own functions with it.
+# Caches a function's results. Others' tests decorate their own functions with it.
 _cache = functools.cache
 
 
 def _asked_verbosely(asked: Callable[[], _Answer]) -> Callable[..., _Answer]:
-    """The question as ``horovod.common.util`` has it, whose flag makes Horovod say why it cannot load a library."""
+    """Add the ``verbose`` flag of ``horovod.common.util``, with which Horovod logs why it cannot load a library."""
 
     @functools.wraps(asked)
     def built(verbose: bool = False) -> _Answer:  # noqa: FBT001, FBT002 - Horovod's signature
         return asked()
 
-    # inspect would show the signature of what is wrapped.
+    # Otherwise inspect would show the signature of the wrapped function.
     del built.__wrapped__
     return built
 
@@ -66,44 +66,44 @@ nccl_built = _asked_verbosely(builds.nccl_built)
 
 
 def get_ext_suffix() -> str:
-    """How the name of an extension module ends."""
+    """Return the suffix of extension modules' file names."""
     return str(sysconfig.get_config_var("EXT_SUFFIX") or ".so")
 
 
 def get_extension_full_path(pkg_path: str, *args: str) -> str:
-    """Where the extension of a package would be, if it had one there.
+    """Return the path that the extension of a package would have.
 
     Args:
         pkg_path: the package's ``__init__.py``.
-        *args: folders under the package's, and the extension's name without its end.
+        *args: folders under the package's, and the extension's name without its suffix.
     """
     return os.path.join(os.path.dirname(pkg_path), *args) + get_ext_suffix()
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: FBT001, FBT002 - Horovod's
-    """Whether there is support for a framework: "torch", when PyTorch is installed."""
+    """Whether a framework is supported: "torch", if PyTorch is installed."""
     return ext_base_name == "torch" and importlib.util.find_spec("torch") is not None
 
 
 def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *args: Any) -> None:
-    """Does nothing for ``horovod.torch``.
+    """Check that an extension is available.
 
     Raises:
-        ImportError: any other framework, or PyTorch is not installed.
+        ImportError: it is not ``horovod.torch``, or PyTorch is not installed.
     """
     if not extension_available(ext_name.removeprefix("horovod.")):
         raise ImportError(f"there is no {ext_name} in elastic_driver's stand-in for Horovod", name=ext_name)
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
-    """Does nothing: nothing is built against a framework's version."""
+    """Do nothing: nothing is built against a framework's version."""
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, bool | None], Any]:
-    """A function of ``(op, average)`` that gives the operation that both stand for; ValueError when both are given.
+    """Return a function of ``(op, average)`` that resolves both to an operation; ValueError if both are given.
 
     Args:
-        reduce_ops: what has ``Average`` and ``Sum``.
+        reduce_ops: an object with ``Average`` and ``Sum``.
     """
 
     def resolve(op: Any, average: bool | None) -> Any:  # noqa: FBT001 - Horovod's signature
@@ -127,7 +127,7 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: F
 
 @contextlib.contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Sets environment variables for the time of a ``with``; those given as None are left alone."""
+    """Set environment variables during a ``with``; those given as None are left unchanged."""
     wanted = {name: value for name, value in kwargs.items() if value is not None}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -142,19 +142,19 @@ def env(**kwargs: str | None) -> Iterator[None]:
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether Adasum would like this number of ranks."""
+    """Whether this number of ranks is a power of two, as Adasum needs."""
     return num_rank > 0 and num_rank.bit_count() == 1
 
 
 def split_list(l: Sequence[Any], n: int) -> list[Sequence[Any]]:  # noqa: E741 - Horovod's
-    """Cuts a list into so many pieces, whose lengths differ by one at most, the longer first."""
+    """Split a list into ``n`` pieces whose lengths differ by at most one, the longer first."""
     size, longer = divmod(len(l), n)
     ends = [size * part + min(part, longer) for part in range(n + 1)]
     return [l[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def is_iterable(x: Any) -> bool:
-    """Whether ``iter`` takes it."""
+    """Whether ``iter`` accepts it."""
     try:
         iter(x)
     except TypeError:
@@ -163,14 +163,14 @@ def is_iterable(x: Any) -> bool:
 
 
 def is_version_greater_equal_than(ver: Any, target: Any) -> bool:
-    """Whether a version is not before another.
+    """Whether a version is at least another.
 
     Args:
-        ver: a version; what a build adds to it ("+cpu") does not count, and a release candidate is before its release.
+        ver: a version; its local part ("+cpu") is ignored, and a release candidate is before its release.
         target: ``major.minor.patch``.
 
     Raises:
-        ValueError: one of them is no version, or the target not of that form.
+        ValueError: one of them is not a version, or the target does not have that form.
     """
     if not isinstance(ver, str) or not isinstance(target, str):
         raise ValueError(f"This function only accepts string arguments, not {ver!r} and {target!r}")

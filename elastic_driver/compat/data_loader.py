@@ -1,4 +1,4 @@
-"""``horovod.data``: loaders that read batches ahead in a thread, for whatever yields batches."""
+"""``horovod.data``: loaders that prefetch batches in a thread."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
 
 
 class BaseDataLoader:
-    """A loader. Derive from it, and give it ``__len__`` and ``_iterate``."""
+    """A loader. Derive from it, and define ``__len__`` and ``_iterate``."""
 
     def __len__(self) -> int:
-        """Number of batches in an epoch."""
+        """Return the number of batches in an epoch."""
         raise NotImplementedError
 
     def _iterate(self) -> Iterable[Any]:
-        """Yields the batches of an epoch."""
+        """Yield the batches of an epoch."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
@@ -26,19 +26,19 @@ class BaseDataLoader:
             yield self._process_batch(batch)
 
     def _process_batch(self, batch: Any) -> Any:
-        """Changes a batch in the consumer's thread, before it is handed out."""
+        """Transform a batch in the consumer's thread, before it is yielded."""
         return batch
 
 
 class AsyncDataLoaderMixin:
-    """Reads batches ahead: ``class Loader(AsyncDataLoaderMixin, MyLoader)``.
+    """Prefetches batches: ``class Loader(AsyncDataLoaderMixin, MyLoader)``.
 
-    Each iteration has a thread of its own that calls ``_iterate`` and ends with it, so an iteration that is left early
-    leaves no batches to the next one, as in Horovod it does. An exception in ``_iterate`` is raised in the consumer,
-    after the batches before it.
+    Each iteration has a thread of its own that calls ``_iterate`` and ends with it, so an abandoned iteration leaves no
+    batches for the next one, unlike in Horovod. An exception in ``_iterate`` is raised in the consumer, after the
+    batches before it.
 
     Args:
-        async_loader_queue_size: batches to hold at most; 0 reads in the consumer's thread.
+        async_loader_queue_size: the limit of batches to hold; 0 reads in the consumer's thread.
         debug_data_loader: for Horovod's signature; without effect.
         *args, **kwargs: for the loader that this is mixed into.
     """
@@ -56,7 +56,7 @@ class AsyncDataLoaderMixin:
         super().__init__(*args, **kwargs)
 
     def close_async_loader(self) -> None:
-        """Ends all iterations. Blocks until their threads have read the batch that they are at."""
+        """End all iterations. Blocks until their threads have read their current batches."""
         for reader in list(self._readers):
             reader.close()
             reader.join()
@@ -79,8 +79,8 @@ class _Reader:
     """One iteration's thread and the batches that it has read.
 
     Args:
-        iterate: gives the batches.
-        limit: batches to hold at most.
+        iterate: returns the batches.
+        limit: of batches to hold.
     """
 
     def __init__(self, iterate: Callable[[], Iterable[Any]], limit: int) -> None:
@@ -89,8 +89,8 @@ class _Reader:
         self._batches: deque[Any] = deque()
         self._error: BaseException | None = None
         self._has_ended = self._is_closed = False
-        # A daemon: a batch that never comes must not keep the program from ending. Ends with the batches, or at the
-        # first one after close().
+        # A daemon: a batch that never arrives must not keep the program from ending. Ends after the last batch, or at
+        # the first one after close().
         self._thread = threading.Thread(target=self._read, name="elastic-driver-loader", daemon=True)
         self._thread.start()
 
@@ -103,7 +103,7 @@ class _Reader:
                         return
                     self._batches.append(batch)
                     self._changed.notify_all()
-        except BaseException as error:  # it is the consumer's
+        except BaseException as error:  # raised in the consumer
             self._error = error
         finally:
             with self._changed:
@@ -125,12 +125,12 @@ class _Reader:
             raise self._error
 
     def close(self) -> None:
-        """Ends the iteration, also for who waits for a batch. Does not wait for the thread."""
+        """End the iteration, also for a consumer that waits for a batch. Does not wait for the thread."""
         with self._changed:
             self._is_closed = True
             self._batches.clear()
             self._changed.notify_all()
 
     def join(self) -> None:
-        """Blocks until the thread has ended."""
+        """Wait until the thread has ended."""
         self._thread.join()

@@ -1,8 +1,8 @@
-"""The import hook that makes ``horovod`` and its modules out of this package's.
+"""The import hook that builds ``horovod`` and its modules from this package's.
 
-Each module of the table forwards every name it is asked for to its targets, in order, at the moment it is asked: so
-what the targets gain, Horovod's name for them gains, and classes are the same objects under both names (``isinstance``,
-``except`` and pickle see no difference).
+Each module of the table looks up every requested name in its targets, in order, at each request: so names added to a
+target also appear in Horovod's module, and classes are the same objects under both names (for ``isinstance``,
+``except`` and pickle).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from elastic_driver.compat import asks_first
 from elastic_driver.dialects.horovod import ENV_PROTOCOL, OFF
 from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, ENV_SHIM, NEVER, SHIM_FOLDER, check_mode
 
-# The release whose names and signatures are followed.
+# The release with these names and signatures.
 HOROVOD_VERSION = "0.28.1"
 
 _OWN = "elastic_driver.compat"
 _TORCH = "elastic_driver.torch"
 _WORKER = "elastic_driver.worker"
 
-# The few-line helpers of horovod.runner, one module of this package for each.
+# The small helpers of horovod.runner, one module of this package for each.
 _RUNNER = {
     "horovod.runner.common.util": (
         *("codec", "env", "host_hash", "hosts", "secret", "settings", "timeout", "tiny_shell_exec"),
@@ -37,7 +37,7 @@ _RUNNER = {
     "horovod.runner.util": ("threads",),
 }
 
-# module -> (whether it has modules of its own, where its names come from)
+# module -> (whether it has submodules, the sources of its names)
 _MODULES: dict[str, tuple[bool, tuple[str, ...]]] = {
     "horovod": (True, (f"{_OWN}.top",)),
     "horovod.runner": (True, (f"{_OWN}.top",)),
@@ -82,9 +82,9 @@ _MISSING = {
 
 
 class _Forwarding(ModuleType):
-    """A module whose names are others'.
+    """A module that forwards its names to others.
 
-    It is pickled as its name, as modules are that cloudpickle knows: a function that names the global ``hvd`` goes to
+    It is pickled by name, as cloudpickle does for known modules: functions that use the global ``hvd`` are sent to
     other processes.
     """
 
@@ -99,7 +99,7 @@ class _Forwarding(ModuleType):
         full = f"{self.__name__}.{name}"
         if full in _MODULES:
             return importlib.import_module(full)
-        # Python asks every module for such names (inspect, doctest, unittest.mock); forwarding them would mislead.
+        # Python looks up such names in every module (inspect, doctest, unittest.mock); forwarding them would mislead.
         if not (name.startswith("__") and name.endswith("__") and name != "__version__"):
             for target in self._targets:
                 with contextlib.suppress(AttributeError):
@@ -121,7 +121,7 @@ class _Forwarding(ModuleType):
 
 
 def _import(name: str) -> ModuleType:
-    """The module of that name, here: an installed Horovod's where there is one."""
+    """Import the module of that name, from an installed Horovod if there is one."""
     install()
     return importlib.import_module(name)
 
@@ -133,9 +133,9 @@ class _ForwardingLoader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # A target that cannot be imported (no torch here) is to fail the import, not the first use of a name.
+        # A target that cannot be imported (no torch here) has to fail the import, not the first use of a name.
         targets = [importlib.import_module(target) for target in _MODULES[module.__name__][1]]
-        # What programs look for a version or a library beside; packages without names have the shim's file.
+        # Programs look for a version or a library beside this file; packages without names have the shim's.
         module.__file__ = targets[0].__file__ if targets else os.path.join(SHIM_FOLDER, "horovod", "__init__.py")
 
 
@@ -159,10 +159,10 @@ _finder = _HorovodFinder()
 
 
 def find_real(without: str = SHIM_FOLDER) -> ModuleSpec | None:
-    """The spec of an installed Horovod, if there is one; a folder that merely has its name is none.
+    """Return the spec of an installed Horovod, if any; a mere folder of that name does not count.
 
     Args:
-        without: folder that is not searched.
+        without: a folder to exclude from the search.
     """
     folders = [folder for folder in sys.path if os.path.abspath(folder or os.curdir) != os.path.abspath(without)]
     specs = [PathFinder.find_spec("horovod", folders)]
@@ -179,10 +179,10 @@ def find_real(without: str = SHIM_FOLDER) -> ModuleSpec | None:
 
 
 def install(*, mode: str = AUTO) -> bool:
-    """Makes ``import horovod`` find this package in this process.
+    """Make ``import horovod`` find this package in this process.
 
     Args:
-        mode: "auto" does nothing when Horovod is installed, "always" hides it.
+        mode: "auto" does nothing if Horovod is installed, "always" hides it.
 
     Returns:
         Whether ``horovod`` is this package's now.
@@ -206,7 +206,7 @@ def install(*, mode: str = AUTO) -> bool:
 
 
 def uninstall() -> None:
-    """Undoes :func:`install`; modules that were imported stay usable for those who have them."""
+    """Undo :func:`install`; existing references to imported modules stay usable."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
     for name in [name for name, module in sys.modules.items() if isinstance(module, _Forwarding)]:
@@ -214,14 +214,14 @@ def uninstall() -> None:
 
 
 def load_in_place(name: str, folder: str) -> None:
-    """Puts the installed Horovod, or the forwarding package, into ``sys.modules``.
+    """Put the installed Horovod, or the forwarding package, into ``sys.modules``.
 
     Args:
-        name: ``horovod``, whose import is under way.
-        folder: the one on ``sys.path`` that it was found in.
+        name: ``horovod``, which is being imported.
+        folder: the one on ``sys.path`` in which it was found.
 
     Raises:
-        ModuleNotFoundError: there is no installed one, and this job's workers are to have no other
+        ModuleNotFoundError: Horovod is not installed, and this job's workers get no stand-in
             (``--horovod-shim never``).
     """
     mode = check_mode(os.environ.get(ENV_SHIM) or AUTO, f"the variable {ENV_SHIM}")
@@ -230,7 +230,7 @@ def load_in_place(name: str, folder: str) -> None:
         module = importlib.util.module_from_spec(real)
         sys.modules[name] = module
         real.loader.exec_module(module)
-        if os.environ.get(ENV_PROTOCOL, OFF) != OFF:  # also in a process that workers are forked from
+        if os.environ.get(ENV_PROTOCOL, OFF) != OFF:  # also in a process from which workers are forked
             asks_first.install()
         return
     del sys.modules[name]

@@ -1,4 +1,4 @@
-"""``horovod`` and ``horovod.runner``: the launching of functions, and the version."""
+"""``horovod`` and ``horovod.runner``: launching functions, and the version."""
 
 from __future__ import annotations
 
