@@ -1,4 +1,4 @@
-"""TensorFlow's parameter servers with workers that come and go.
+"""TensorFlow's parameter servers with workers that join and leave.
 
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = ElasticClusterCoordinator(strategy)

@@ -1,10 +1,10 @@
-"""What the elastic coordinator asks of its cluster: closures to run, workers to come and go.
+"""The cluster of the elastic coordinator: it runs closures, and adds and removes workers.
 
-Owns who waits for what on the caller's side. Who does what is decided by
-:mod:`~elastic_driver.tensorflow.schedule`, under one lock (:mod:`~elastic_driver.tensorflow.shared`). Closures run in
-:mod:`~elastic_driver.tensorflow.threads`; the runtime's cluster is in :mod:`~elastic_driver.tensorflow.runtime`.
+Owns the waits of the callers. :mod:`~elastic_driver.tensorflow.schedule` assigns the closures, under one lock
+(:mod:`~elastic_driver.tensorflow.shared`). Closures run in :mod:`~elastic_driver.tensorflow.threads`; the runtime's
+cluster is in :mod:`~elastic_driver.tensorflow.runtime`.
 
-Threads hold these parts, and not the coordinator: what the script lets go ends them.
+Threads refer to these parts, not to the coordinator: they end when the script drops the coordinator.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _log = logging.getLogger(__name__)
 
 # How long a removal waits until the runtime has forgotten a worker.
 _FORGET_S = 10.0
-# A request of the runtime to a server that is away fails, instead of waiting for it. It is read at each of them.
+# With it, a request of the runtime to an unreachable server fails instead of waiting. It is read at each request.
 _FAIL_FAST = "GRPC_FAIL_FAST"
 
 
 class Cluster:
-    """See the module. All methods may be called from any thread.
+    """The cluster of one coordinator. All methods may be called from any thread.
 
     Args:
-        worker_timeout_s: how long a server may be silent while it runs a closure, until that is given to another
-            worker; None for ever.
+        worker_timeout_s: how long a server may be silent while it runs a closure, before another worker gets that
+            closure, seconds; None for ever.
     """
 
     def __init__(self, *, worker_timeout_s: float | None) -> None:
@@ -62,12 +62,12 @@ class Cluster:
                 self._threads.start(member)
 
     def schedule(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """See ``ClusterCoordinator.schedule``."""
+        """Schedule a closure, as ``ClusterCoordinator.schedule`` does."""
         closure = Closure(function, args, kwargs)
         value = closure.build_output_remote_value()
         with self._put, self._lock:
             self._shared.check_open()
-            # What is put while an error is being raised elsewhere would be cancelled, and nobody told.
+            # A closure queued while an error is being raised elsewhere would be cancelled silently.
             while (self._schedule.is_full or self._schedule.is_raising) and not self._shared.is_closed:
                 self._shared.room.wait()
             self._schedule.put(closure)
@@ -76,20 +76,20 @@ class Cluster:
         return value
 
     def join(self) -> None:
-        """See ``ClusterCoordinator.join``."""
+        """Wait for all closures, as ``ClusterCoordinator.join`` does."""
         with self._put, self._lock:
             while self._schedule.error is None and not self._schedule.is_done and not self._shared.is_closed:
                 self._shared.idle.wait()
             self._raise_error()
 
     def done(self) -> bool:
-        """See ``ClusterCoordinator.done``."""
+        """Return whether all closures have finished, as ``ClusterCoordinator.done`` does."""
         with self._lock:
             self._raise_error()
             return self._schedule.is_done
 
     def create(self, recipe: Recipe, kind: type[ElasticValues]) -> ElasticValues:
-        """Has a value made on each worker, and on each that comes later for as long as somebody holds them."""
+        """Create a value on each worker, and on each that joins later while the values are referenced."""
         with self._lock:
             return self._shared.create(recipe, kind)
 
@@ -99,11 +99,11 @@ class Cluster:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has ended."""
+        """Whether the cluster is closed."""
         return self._shared.is_closed
 
     def addresses(self) -> frozenset[str]:
-        """Of the workers that are not stopped, nor about to."""
+        """Return the addresses of the workers that are neither stopped nor stopping."""
         with self._lock:
             return frozenset(
                 member.address
@@ -112,12 +112,12 @@ class Cluster:
             )
 
     def members(self) -> tuple[Member[Any], ...]:
-        """All workers."""
+        """Return all workers."""
         with self._lock:
             return self._schedule.members
 
     def add(self, address: str, timeout_s: float) -> Member[Any]:
-        """See ``ElasticClusterCoordinator.add_worker``."""
+        """Add a worker; see ``ElasticClusterCoordinator.add_worker``."""
         deadline = time.monotonic() + timeout_s
         while True:
             with self._lock:
@@ -153,12 +153,12 @@ class Cluster:
         return member
 
     def remove(self, address: str, timeout_s: float | None, *, forget: bool = False) -> Member[Any]:
-        """See ``ElasticClusterCoordinator.remove_worker``.
+        """Remove a worker; see ``ElasticClusterCoordinator.remove_worker``.
 
         Args:
             address: of its server.
-            timeout_s: how long it may take to end its closure.
-            forget: whether its server is about to go: the runtime then forgets it as well, before this returns.
+            timeout_s: how long it may take to finish its closure, seconds.
+            forget: whether its server is about to end: the runtime then forgets it as well, before this returns.
         """
         with self._lock:
             self._shared.check_open()
@@ -190,7 +190,7 @@ class Cluster:
         return member
 
     def stop(self) -> None:
-        """Ends all threads, and does not wait for them."""
+        """End all threads, without waiting for them."""
         with self._lock:
             managers = [worker.manager for worker in self._shared.workers.values() if worker.manager is not None]
             self._shared.close()
@@ -199,7 +199,7 @@ class Cluster:
         self._probes.close()
 
     def _raise_error(self) -> None:
-        """Raises what is to be raised, if anything is, when no closure runs. Under the lock."""
+        """Raise the pending error, if any, once no closure runs. Under the lock."""
         while self._schedule.is_raising:
             self._shared.idle.wait()
         if self._schedule.error is None:
@@ -222,7 +222,7 @@ class Cluster:
         raise error
 
     def _connect(self, worker: Worker, deadline: float, timeout_s: float) -> None:
-        """Has a JOINING worker's server answer, and the runtime know it."""
+        """Wait until a JOINING worker's server answers and the runtime has it in its cluster."""
         member = worker.member
         server: Server | None = None
         while True:

@@ -1,4 +1,4 @@
-"""TensorFlow's coordinator, whose workers come and go."""
+"""TensorFlow's coordinator, with workers that join and leave."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from elastic_driver.tensorflow.values import (
     Recipe,
 )
 
-# The driver says how long a worker that is to leave has; this counts only where it cannot.
+# The driver says how long a leaving worker has; this applies only if it does not.
 _DRAIN_S = 300.0
 
 
 class WorkerState(StrEnum):
-    """Where a worker stands."""
+    """The state of a worker."""
 
     RUNNING = "running"  # its thread takes closures
     LOST = "lost"  # its server does not answer; it takes closures again when that does
@@ -45,7 +45,7 @@ class WorkerInfo:
     Attributes:
         index: its task index; no other worker ever has the same.
         address: of its server, "host:port".
-        state: where it stands.
+        state: of the worker.
     """
 
     index: int
@@ -56,15 +56,15 @@ class WorkerInfo:
 class ElasticClusterCoordinator(ClusterCoordinator):  # type: ignore[misc]
     """A ``tf.distribute.coordinator.ClusterCoordinator`` whose workers may be added and removed while closures run.
 
-    What that class promises holds here, too: see there for ``schedule``, ``join``, ``done``, ``fetch`` and
+    It keeps that class's guarantees: see there for ``schedule``, ``join``, ``done``, ``fetch`` and
     ``create_per_worker_dataset``. Under ``elasticrun --parameter-servers`` it follows the job's servers by itself.
-    There is one coordinator for a strategy; if one of TensorFlow's own was made for it already, by
-    ``strategy.scope()`` for instance, it becomes this one.
+    There is one coordinator per strategy; if one of TensorFlow's own exists already, created by ``strategy.scope()``
+    for instance, it becomes this one.
 
     Args:
         strategy: a ``tf.distribute.ParameterServerStrategy``.
-        worker_timeout_s: how long a server may be silent while it runs a closure, until that closure is given to
-            another worker, in seconds; None for ever.
+        worker_timeout_s: how long a server may be silent while it runs a closure, before another worker gets that
+            closure, seconds; None for ever.
 
     Raises:
         ValueError: the strategy is of another kind.
@@ -81,7 +81,7 @@ class ElasticClusterCoordinator(ClusterCoordinator):  # type: ignore[misc]
                     "the strategy has a ClusterCoordinator that is in use: make the ElasticClusterCoordinator first"
                 )
             there._cluster.stop()
-            # What was made in the strategy's scope already, such as a table, holds it.
+            # Objects created in the strategy's scope already, such as tables, refer to it.
             there.__class__ = cls
             there._has_initialized = False
         made: ElasticClusterCoordinator = super().__new__(cls, strategy)
@@ -106,22 +106,22 @@ class ElasticClusterCoordinator(ClusterCoordinator):  # type: ignore[misc]
             cluster.stop()
 
     def add_worker(self, address: str, timeout_s: float = 60.0) -> WorkerInfo:
-        """Adds a worker. Blocks until it takes closures.
+        """Add a worker. Blocks until it runs closures.
 
-        A new address extends the cluster as it runs; the others go on. The address of a stopped worker starts that one
-        again. Where a worker runs already nothing is done; one that is lost is waited for.
+        A new address extends the running cluster; the other workers continue. The address of a stopped worker restarts
+        that worker. If the worker is running already, nothing happens; if it is lost, this waits for it.
 
         Args:
-            address: of a TensorFlow server, "host:port". Its job and task index may be any.
-            timeout_s: how long the server may take to answer, and the cluster to take it in, seconds.
+            address: of a TensorFlow server, "host:port", of any job and task index.
+            timeout_s: how long the server may take to answer, and the cluster to add it, seconds.
 
         Returns:
             The worker.
 
         Raises:
-            TimeoutError: it did not in time. Nothing of it stays.
-            ValueError: that is no address, or the server there is in the cluster already: it is a parameter server,
-                this process, or a worker at another address, such as another name of its host.
+            TimeoutError: it was not added in time. Nothing has changed.
+            ValueError: the address is invalid, or its server is in the cluster already: a parameter server, this
+                process, or a worker at another address, such as another name of its host.
             tf.errors.CancelledError: it was removed meanwhile.
         """
         address = checked_address(address)
@@ -130,18 +130,18 @@ class ElasticClusterCoordinator(ClusterCoordinator):  # type: ignore[misc]
         return _info(self._cluster.add(address, timeout_s))
 
     def remove_worker(self, address: str, timeout_s: float | None = None) -> WorkerInfo:
-        """Removes a worker. Blocks until it has stopped.
+        """Remove a worker. Blocks until it has stopped.
 
-        It ends the closure that it has in hand, and takes no other. What it has of its own, such as iterators, is
-        freed. Its server goes on, and may be added again.
+        It finishes its current closure, and starts no other. Its per-worker values, such as iterators, are freed. Its
+        server keeps running, and may be added again.
 
         Args:
             address: of its server.
-            timeout_s: how long it may take to end the closure, seconds; then that is cancelled, and another worker
-                runs it again from its beginning. None for no bound.
+            timeout_s: how long it may take to finish the closure, seconds; then that is cancelled, and another worker
+                runs it again from its beginning. None for no limit.
 
         Returns:
-            The worker as it stands then; RUNNING if somebody has added it again meanwhile.
+            The worker in its new state; RUNNING if it has been added again meanwhile.
 
         Raises:
             ValueError: there is no worker at this address.
@@ -149,33 +149,33 @@ class ElasticClusterCoordinator(ClusterCoordinator):  # type: ignore[misc]
         return _info(self._cluster.remove(address, timeout_s))
 
     def workers(self) -> tuple[WorkerInfo, ...]:
-        """All workers, by index. Those that have stopped are forgotten when the cluster changes next."""
+        """Return all workers, by index. Stopped ones are forgotten at the next change of the cluster."""
         return tuple(_info(member) for member in self._cluster.members() if member.phase is not Phase.JOINING)
 
     def follow(
         self, discovery: Any, *, port: int | None = None, interval_s: float = 1.0, drain_timeout_s: float = 30.0
     ) -> Following:
-        """Adds and removes workers as hosts come and go, until :meth:`Following.close` or the end of the coordinator.
+        """Add and remove workers as hosts join and leave, until :meth:`Following.close` or the coordinator's end.
 
-        Whoever runs at present and is not listed is removed. While there is no answer, all stay.
+        Present workers that are not listed are removed. While there is no answer, all stay.
 
         Args:
             discovery: an object with ``find_available_hosts_and_slots()`` (its names are hosts, or "host:port" where no
                 ``port`` is given), a script that prints hosts, or :func:`~elastic_driver.tensorflow.pods`.
-            port: where the first server of each host listens; those of its other slots have the ports after it. A host
-                with the label ``port=N`` has its own.
-            interval_s: between an answer of an object or a script and the next question, seconds.
-            drain_timeout_s: how long a worker that is to leave may take to end its closure, where nobody says, seconds;
-                then another one runs it again.
+            port: of the first server of each host; those of its other slots have the ports after it. A host with the
+                label ``port=N`` has its own.
+            interval_s: between an answer of an object or a script and the next request, seconds.
+            drain_timeout_s: how long a leaving worker may take to finish its closure, unless the discovery says,
+                seconds; then another one runs it again.
 
         Raises:
-            SettingsError: the discovery cannot be used so.
+            SettingsError: the discovery, or its combination with ``port``, is invalid.
         """
         source = as_source(discovery, port=port, interval_s=interval_s)
         return Following(self._cluster, source, drain_timeout_s=drain_timeout_s)
 
     def create_per_worker_dataset(self, dataset_fn: Any) -> Any:
-        """See ``ClusterCoordinator.create_per_worker_dataset``. Workers that come later make their iterators, too."""
+        """Create a dataset as ``ClusterCoordinator`` does; workers that join later create their iterators, too."""
         if callable(dataset_fn) and not isinstance(dataset_fn, tf.data.Dataset):
             return ElasticDatasetFromFunction(dataset_fn, self)
         return ElasticDatasetFromDataset(dataset_fn, self)
