@@ -1,9 +1,9 @@
 """Horovod's older protocol, for workers that run Horovod's own library: variables, paths and answers.
 
 Pure: texts and numbers. Owns the variables that such a worker reads, the paths that it requests, and the format of the
-answers; docs/howto/use-horovods-library.md says when a worker is of this kind. Facts of Horovod 0.28.1: a worker has one rendezvous
-server, whose paths are ``/scope/key``. It puts and gets the addresses of its Gloo contexts there, requests its place
-after a reset, and publishes the address at which it accepts notifications.
+answers; docs/howto/use-horovods-library.md says when a worker is of this kind. Facts of Horovod 0.28.1: a worker has
+one rendezvous server, whose paths are ``/scope/key``. It puts and gets the addresses of its Gloo contexts there,
+requests its place after a reset, and publishes the address at which it accepts notifications.
 """
 
 from __future__ import annotations
