@@ -42,7 +42,7 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.vitals import VitalsWatch
 from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.rendezvous.agent_messages import VitalsSeen
-from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.reporting.chronicle import Chronicle
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.vitals import OWN_STEPS, Vitals
 from tests.support.fakes.straggler_rounds import Draw, jitter, simulate

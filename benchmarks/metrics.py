@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from large_job import LargeStatus
 
 from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest
-from elastic_driver.report.metrics import MetricsPage
-from elastic_driver.report.tally import Tally
+from elastic_driver.reporting.metrics import MetricsPage
+from elastic_driver.reporting.tally import Tally
 
 ALLOWED_MS = 100.0
 _OPEN = "application/openmetrics-text; version=1.0.0"

@@ -81,12 +81,12 @@ from elastic_driver.rendezvous.messages import (
     WatchRequest,
 )
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
-from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.report.console import Console
-from elastic_driver.report.event_log import EventLog
-from elastic_driver.report.happenings import TookOver
-from elastic_driver.report.narrator import Narrator
-from elastic_driver.report.tally import Tally
+from elastic_driver.reporting.chronicle import Chronicle
+from elastic_driver.reporting.console import Console
+from elastic_driver.reporting.event_log import EventLog
+from elastic_driver.reporting.happenings import TookOver
+from elastic_driver.reporting.narrator import Narrator
+from elastic_driver.reporting.tally import Tally
 from elastic_driver.settings.machines import remote_environment
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from elastic_driver.cli.doctor_text import as_data, text_of
 from elastic_driver.cli.flags import build_parser, parse_by
 from elastic_driver.cli.parser import Parser, read_by
-from elastic_driver.report.printable import without_home
+from elastic_driver.reporting.printable import without_home
 from elastic_driver.settings.assembly import number, settings_from
 from elastic_driver.settings.settings import check_seconds
 from elastic_driver.words import ExitCode

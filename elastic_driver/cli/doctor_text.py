@@ -11,7 +11,7 @@ from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.doctor.checkup import Checkup
 from elastic_driver.doctor.facts import LARGE_BYTES, UNLIMITED, HostFacts
 from elastic_driver.doctor.findings import Finding, Level
-from elastic_driver.report.printable import all_without_home, one_line, without_home
+from elastic_driver.reporting.printable import all_without_home, one_line, without_home
 from elastic_driver.version import __version__
 from elastic_driver.words import counted
 

@@ -9,7 +9,7 @@ from elastic_driver.cli.parser import Parser, read_by
 from elastic_driver.cli.target import add_driver_flags, ask, target_of
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.messages import DrainHostRequest
-from elastic_driver.report.printable import one_line
+from elastic_driver.reporting.printable import one_line
 from elastic_driver.settings.assembly import number
 from elastic_driver.settings.settings import check_seconds
 

@@ -14,7 +14,7 @@ from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.target import add_driver_flags, ask, left_behind, target_of
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.job_files import left_jobs, running_jobs
-from elastic_driver.report.printable import one_line
+from elastic_driver.reporting.printable import one_line
 from elastic_driver.system import parent
 from elastic_driver.system.process_name import lives, pid_in, send
 from elastic_driver.words import ExitCode

@@ -36,7 +36,7 @@ from elastic_driver.core.events import (
 )
 from elastic_driver.core.explain import names
 from elastic_driver.hosts import Departure
-from elastic_driver.report.printable import one_line
+from elastic_driver.reporting.printable import one_line
 from elastic_driver.words import ReadyCause
 
 # The most reports of an event, and the most hosts, that are shown.

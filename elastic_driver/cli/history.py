@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from elastic_driver.cli.kept import all_kept, how
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.tables import table, width_of_output
-from elastic_driver.report.history_folder import PAGE, KeptJob
-from elastic_driver.report.lengths import length
-from elastic_driver.report.printable import one_line, without_home
+from elastic_driver.reporting.history_folder import PAGE, KeptJob
+from elastic_driver.reporting.lengths import length
+from elastic_driver.reporting.printable import one_line, without_home
 
 
 def parser_of_history() -> Parser:

@@ -21,9 +21,9 @@ from elastic_driver.rendezvous.credentials import Role, reader_key
 from elastic_driver.rendezvous.job_files import JobFile, running_jobs
 from elastic_driver.rendezvous.operator_token import read_operator_key
 from elastic_driver.rendezvous.token_file import write_secret
-from elastic_driver.report.lengths import length
-from elastic_driver.report.metrics import PATH as METRICS
-from elastic_driver.report.printable import one_line, without_home
+from elastic_driver.reporting.lengths import length
+from elastic_driver.reporting.metrics import PATH as METRICS
+from elastic_driver.reporting.printable import one_line, without_home
 
 if TYPE_CHECKING:
     from elastic_driver.journal.past import Recorded

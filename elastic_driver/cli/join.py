@@ -14,7 +14,7 @@ from elastic_driver.rendezvous.agent_messages import Bootstrap
 from elastic_driver.rendezvous.credentials import Role, join_key
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.token_file import JOIN, MOST_BYTES, read_token, token_in
-from elastic_driver.report.printable import one_line
+from elastic_driver.reporting.printable import one_line
 from elastic_driver.settings.assembly import integer, number
 from elastic_driver.settings.grace import ENV_GRACE, grace_s
 from elastic_driver.settings.join_token import ENV_JOIN_TOKEN, who_else_reads

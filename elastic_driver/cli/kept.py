@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 
 from elastic_driver.errors import SettingsError, in_words
-from elastic_driver.report.history_folder import SHORT_ID, KeptJob, NoHistoryError, history_folder, kept_jobs
-from elastic_driver.report.lengths import length
+from elastic_driver.reporting.history_folder import SHORT_ID, KeptJob, NoHistoryError, history_folder, kept_jobs
+from elastic_driver.reporting.lengths import length
 from elastic_driver.words import ExitCode
 
 

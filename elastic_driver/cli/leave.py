@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from elastic_driver.cli.parser import Parser, read_by
 from elastic_driver.errors import LaunchError
-from elastic_driver.report.printable import one_line
+from elastic_driver.reporting.printable import one_line
 from elastic_driver.settings.assembly import number
 from elastic_driver.settings.settings import check_seconds
 

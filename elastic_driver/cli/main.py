@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from elastic_driver.cli.flags import parse
 from elastic_driver.errors import SettingsError, TakeoverError, in_words, shortage
-from elastic_driver.report.printable import one_line
+from elastic_driver.reporting.printable import one_line
 from elastic_driver.settings.assembly import settings_from
 from elastic_driver.system import parent
 from elastic_driver.system.leash import ignore_signals, is_held

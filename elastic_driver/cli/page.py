@@ -18,8 +18,8 @@ from elastic_driver.cli.target import Target, add_driver_flags, ask, left_behind
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.job_files import put_page, running_jobs
 from elastic_driver.rendezvous.messages import PageRequest
-from elastic_driver.report.history_folder import PAGE, SHORT_ID, SHOWN, KeptJob
-from elastic_driver.report.printable import one_line
+from elastic_driver.reporting.history_folder import PAGE, SHORT_ID, SHOWN, KeptJob
+from elastic_driver.reporting.printable import one_line
 from elastic_driver.system.safe_files import open_inside, put_named
 
 # The name of the file for the browser if the driver is on another machine, so that there is no job file beside it.
@@ -110,7 +110,7 @@ def _is_stdout(path: Path) -> bool:
 
 def _page_of(job: KeptJob) -> str:
     """Return the page as a document. Raises SettingsError if none is kept for the job."""
-    from elastic_driver.report.page.recorded import recorded_page  # late: the document is large
+    from elastic_driver.reporting.page.recorded import recorded_page  # late: the document is large
 
     report = f"elasticrun report {job.job_id[:SHORT_ID]} shows what happened"
     try:

@@ -23,7 +23,7 @@ from elastic_driver.journal.entries import Closed
 from elastic_driver.journal.folder import JournalError, check_folder
 from elastic_driver.journal.past import Recorded, read_job
 from elastic_driver.rendezvous.job_files import forget, left_jobs
-from elastic_driver.report.lengths import length
+from elastic_driver.reporting.lengths import length
 from elastic_driver.settings.journal_place import JournalPlace
 from elastic_driver.system.process_name import lives, lives_here, pid_in
 

@@ -13,7 +13,7 @@ from elastic_driver.cli.parser import Parser, read_by
 from elastic_driver.errors import SettingsError, shortage
 from elastic_driver.hosts import with_number
 from elastic_driver.rendezvous.token_file import ENV_TOKEN_FILE, make_token, read_token
-from elastic_driver.report.printable import one_line
+from elastic_driver.reporting.printable import one_line
 from elastic_driver.settings.assembly import integer
 
 LOOPBACK = "127.0.0.1"

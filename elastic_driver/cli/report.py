@@ -12,10 +12,10 @@ from elastic_driver.cli.kept import all_kept, choose_kept, listed
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.errors import SettingsError, in_words
-from elastic_driver.report.history_folder import EVENTS
-from elastic_driver.report.picture import HEADS, cells_of, clock, duration, ending_of, page, svg
-from elastic_driver.report.printable import one_line
-from elastic_driver.report.story import Reader, Story
+from elastic_driver.reporting.history_folder import EVENTS
+from elastic_driver.reporting.picture import HEADS, cells_of, clock, duration, ending_of, page, svg
+from elastic_driver.reporting.printable import one_line
+from elastic_driver.reporting.story import Reader, Story
 from elastic_driver.system.safe_files import put_named
 
 # An event with a few thousand members has some 300 kB. Longer lines do not belong to a log.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.target import add_driver_flags, ask, target_of
 from elastic_driver.errors import SettingsError
-from elastic_driver.report.stacks_text import stacks_text
+from elastic_driver.reporting.stacks_text import stacks_text
 
 
 def parser_of_stacks() -> Parser:

@@ -16,9 +16,9 @@ from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.cli.target import Target, add_driver_flags, ask, left_behind, target_of
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.job_files import running_jobs
-from elastic_driver.report.lengths import length
-from elastic_driver.report.printable import one_line
-from elastic_driver.report.status_line import figures
+from elastic_driver.reporting.lengths import length
+from elastic_driver.reporting.printable import one_line
+from elastic_driver.reporting.status_line import figures
 from elastic_driver.settings.journal_place import place_of
 from elastic_driver.words import OnChange, counted
 

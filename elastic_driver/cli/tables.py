@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Collection, Sequence
 
-from elastic_driver.report.printable import one_line
+from elastic_driver.reporting.printable import one_line
 
 _GAP = "  "
 # The least width to which a column is cut.

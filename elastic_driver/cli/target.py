@@ -31,7 +31,7 @@ from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.job_files import JobFile, left_jobs, running_jobs
 from elastic_driver.rendezvous.operator_token import read_operator_key
-from elastic_driver.report.printable import one_line
+from elastic_driver.reporting.printable import one_line
 
 if TYPE_CHECKING:
     from elastic_driver.journal.past import Recorded

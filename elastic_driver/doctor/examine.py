@@ -25,7 +25,7 @@ import psutil
 
 from elastic_driver.doctor.facts import UNLIMITED, Disc, HostFacts
 from elastic_driver.errors import in_words
-from elastic_driver.report.printable import without_home
+from elastic_driver.reporting.printable import without_home
 from elastic_driver.system.cgroups import memory_left, memory_limit
 from elastic_driver.system.mechanisms import missing
 from elastic_driver.version import __version__

@@ -18,7 +18,7 @@ from typing import Any
 from elastic_driver.doctor.examine import facts_here, with_torch
 from elastic_driver.doctor.facts import LARGE_BYTES, HostFacts, Meeting
 from elastic_driver.rendezvous.client import RendezvousClient
-from elastic_driver.report.printable import all_without_home, without_home
+from elastic_driver.reporting.printable import all_without_home, without_home
 from elastic_driver.worker.settings import way_to_driver
 
 # The shortest of this many round trips gives the best estimate of the clocks' difference.

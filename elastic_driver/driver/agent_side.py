@@ -39,7 +39,7 @@ from elastic_driver.launch.local.locality import addresses_of, is_local_host
 from elastic_driver.launch.words import OutputSink
 from elastic_driver.rendezvous.credentials import KEY_BYTES, join_key
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
-from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.reporting.chronicle import Chronicle
 from elastic_driver.settings.machines import NO_LAUNCHER, node_environment, remote_environment
 from elastic_driver.settings.pods import AUTO_NAMES, DNS, HOSTNAME, KUBERNETES, POD
 from elastic_driver.settings.settings import Settings

@@ -17,9 +17,9 @@ from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.journal.entries import BooksKept
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Recorded
-from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.report.goodput import GoodputKept
-from elastic_driver.report.tally import Tally
+from elastic_driver.reporting.chronicle import Chronicle
+from elastic_driver.reporting.goodput import GoodputKept
+from elastic_driver.reporting.tally import Tally
 
 BESIDE_S, ALONE_S = 5.0, 30.0
 

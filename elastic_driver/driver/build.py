@@ -57,10 +57,10 @@ from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.rendezvous.server.store_route import StoreRoute
 from elastic_driver.rendezvous.server.values import Values
 from elastic_driver.rendezvous.server.web import Probed
-from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.report.metrics import PATH, MetricsPage
-from elastic_driver.report.page.curves import Curves
-from elastic_driver.report.tally import Tally
+from elastic_driver.reporting.chronicle import Chronicle
+from elastic_driver.reporting.metrics import PATH, MetricsPage
+from elastic_driver.reporting.page.curves import Curves
+from elastic_driver.reporting.tally import Tally
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system import parent
 from elastic_driver.system.job_clock import JobClock

@@ -26,7 +26,7 @@ from elastic_driver.launch.fleet.worker import Worker, WorkerListener
 from elastic_driver.launch.local.keeper import Launch, ProcessKeeper, ProcessListener
 from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.launch.words import CommandNotFoundError, ExitStatus
-from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.reporting.chronicle import Chronicle
 
 
 class Environment(Protocol):

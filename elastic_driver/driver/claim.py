@@ -14,7 +14,7 @@ from typing import Protocol
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous.agent_messages import InDoubt, Said
-from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.reporting.chronicle import Chronicle
 from elastic_driver.system.job_clock import CallLater, Timer
 from elastic_driver.words import in_seconds
 

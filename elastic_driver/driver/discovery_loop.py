@@ -18,7 +18,7 @@ from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import DiscoveryError, shortage
 from elastic_driver.hosts import Host
 from elastic_driver.launch.fleet.workers import Workers
-from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.reporting.chronicle import Chronicle
 
 
 class Preparer(Protocol):

@@ -18,7 +18,7 @@ from typing import Any
 from elastic_driver.core.events import DriverFailed, EndJob
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.launch.fleet.workers import Workers
-from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.reporting.chronicle import Chronicle
 from elastic_driver.words import ExitCode
 
 

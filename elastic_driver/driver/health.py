@@ -26,8 +26,8 @@ from elastic_driver.health.standstills import UNHEARD_S
 from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.health.watch import Finding, HealthWatch, Rules
 from elastic_driver.hosts import WorkerId
-from elastic_driver.report import wording
-from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.reporting import wording
+from elastic_driver.reporting.chronicle import Chronicle
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.vitals import Vitals
 

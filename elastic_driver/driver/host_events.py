@@ -13,8 +13,8 @@ from elastic_driver.driver.stepper import Stepper
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.launch.fleet.network_check import Checked
-from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.report.happenings import LinkMeasured, NetworkChecked
+from elastic_driver.reporting.chronicle import Chronicle
+from elastic_driver.reporting.happenings import LinkMeasured, NetworkChecked
 from elastic_driver.settings.settings import Settings
 from elastic_driver.words import in_seconds
 

@@ -15,7 +15,7 @@ from elastic_driver.driver.chief import ChiefKeeper
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.launch.fleet.workers import Workers
 from elastic_driver.launch.words import PASSED_ON
-from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.reporting.chronicle import Chronicle
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system import parent
 from elastic_driver.words import counted, in_seconds

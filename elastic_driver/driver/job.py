@@ -49,15 +49,15 @@ from elastic_driver.launch.warm.program import Program
 from elastic_driver.launch.words import OutputSink
 from elastic_driver.rendezvous.environment import ENV_HEARTBEAT, ENV_HOST_TIMEOUT, ENV_MAY_CHANGE, ENV_PORTS
 from elastic_driver.rendezvous.routes import Routes
-from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.report.console import Console
-from elastic_driver.report.event_hook import EventHook
-from elastic_driver.report.event_log import EventLog
-from elastic_driver.report.history import History
-from elastic_driver.report.instant import Instant
-from elastic_driver.report.narrator import Narrator
-from elastic_driver.report.page.tails import Tails
-from elastic_driver.report.tally import Tally
+from elastic_driver.reporting.chronicle import Chronicle
+from elastic_driver.reporting.console import Console
+from elastic_driver.reporting.event_hook import EventHook
+from elastic_driver.reporting.event_log import EventLog
+from elastic_driver.reporting.history import History
+from elastic_driver.reporting.instant import Instant
+from elastic_driver.reporting.narrator import Narrator
+from elastic_driver.reporting.page.tails import Tails
+from elastic_driver.reporting.tally import Tally
 from elastic_driver.settings.logs import Logs
 from elastic_driver.settings.machines import NO_LAUNCHER
 from elastic_driver.settings.nodes import Nodes

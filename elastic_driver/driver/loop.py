@@ -67,7 +67,7 @@ from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.messages import Notice
 from elastic_driver.rendezvous.server.kept_socket import KeptSocket
 from elastic_driver.rendezvous.server.server import RendezvousServer
-from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.reporting.chronicle import Chronicle
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system import parent
 from elastic_driver.system.job_clock import JobClock

@@ -31,8 +31,8 @@ from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.launch.words import PASSED_ON, Stream
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 from elastic_driver.rendezvous.credentials import Role, join_key
-from elastic_driver.report.console import Console
-from elastic_driver.report.printable import one_line
+from elastic_driver.reporting.console import Console
+from elastic_driver.reporting.printable import one_line
 from elastic_driver.settings.grace import grace_s
 from elastic_driver.settings.join_token import ENV_JOIN_TOKEN_FILE, who_else_reads
 from elastic_driver.settings.logs import Logs

@@ -1,6 +1,6 @@
 """The driver's side of the page: what it shows beside the job's status, the actions of operators, its links.
 
-Owns where the page is found. :mod:`elastic_driver.report.page` decides how it looks and who may see it.
+Owns where the page is found. :mod:`elastic_driver.reporting.page` decides how it looks and who may see it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from elastic_driver.hosts import WorkerId, is_loopback
 from elastic_driver.rendezvous.messages import DrainHostRequest, PageReply, PageRequest
 from elastic_driver.rendezvous.routes import OPERATOR, Route, RouteRequest, Routes
 from elastic_driver.rendezvous.server.web import Web
-from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.report.page.curves import Curves
-from elastic_driver.report.page.feed import Feed
-from elastic_driver.report.page.sessions import Sessions
-from elastic_driver.report.page.site import Actions, Site, WebHandler
+from elastic_driver.reporting.chronicle import Chronicle
+from elastic_driver.reporting.page.curves import Curves
+from elastic_driver.reporting.page.feed import Feed
+from elastic_driver.reporting.page.sessions import Sessions
+from elastic_driver.reporting.page.site import Actions, Site, WebHandler
 
 # Limits of the output that is stored with a job: workers while it runs (that costs the loop 10 ms each minute), workers
 # when it ends, and bytes in all.
@@ -158,7 +158,7 @@ class Page:
     def recorded(self, is_last: bool) -> bytes:  # noqa: FBT001 - a callable that is passed on
         """Return the page as it is now, with the workers' last output, as JSON; b"" if it cannot be rendered.
 
-        It is stored in the history (:mod:`elastic_driver.report.history`).
+        It is stored in the history (:mod:`elastic_driver.reporting.history`).
 
         Args:
             is_last: whether the job has ended; otherwise it includes the output of fewer workers.

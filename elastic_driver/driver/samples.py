@@ -14,8 +14,8 @@ from elastic_driver.driver.health import Health
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.health.figures import FigureBook
 from elastic_driver.health.sampler import Sampled, Sampler
-from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.report.page.curves import Curves
+from elastic_driver.reporting.chronicle import Chronicle
+from elastic_driver.reporting.page.curves import Curves
 
 LOGGED_S = 10.0
 """Seconds between samples in the event log in a job's first minutes."""

@@ -19,7 +19,7 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous.agent_messages import Said, Stacked, StacksTold, TakeStacks, worker_named
 from elastic_driver.rendezvous.routes import OPERATOR, Route, RouteRequest, Routes
-from elastic_driver.report.stacks_text import stacks_text
+from elastic_driver.reporting.stacks_text import stacks_text
 
 # A worker has two seconds; the rest is for the network.
 LIMIT_S = 5.0

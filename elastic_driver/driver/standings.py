@@ -9,7 +9,7 @@ from elastic_driver.core.placement import is_drained
 from elastic_driver.core.standing import Standing, standing_of
 from elastic_driver.core.state import State, WorkerPhase
 from elastic_driver.hosts import WorkerId
-from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.reporting.chronicle import Chronicle
 
 
 class Standings:

@@ -11,7 +11,7 @@ import time
 from elastic_driver.core.standing import Doing, standing_of
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.health.vitals_table import VitalsTable
-from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.reporting.chronicle import Chronicle
 from elastic_driver.system.job_clock import JobClock
 
 # Workers are observed about once a second: when the first observations after a standstill have come, and when no more

@@ -20,7 +20,7 @@ from elastic_driver.driver.stepper import Stepper
 from elastic_driver.health.figures import FigureBook
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.routes import ALL, Route, Routes
-from elastic_driver.report.goodput import Goodput
+from elastic_driver.reporting.goodput import Goodput
 from elastic_driver.words import Backend
 
 

@@ -13,8 +13,8 @@ from elastic_driver.driver.health import Health
 from elastic_driver.driver.standstills import DriverStandstills
 from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.report.status_line import figures
+from elastic_driver.reporting.chronicle import Chronicle
+from elastic_driver.reporting.status_line import figures
 from elastic_driver.words import NoticeKind
 
 # A start imports PyTorch, and a step may be long: how many times longer it is usual to wait for these.

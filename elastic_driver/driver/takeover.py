@@ -40,8 +40,8 @@ from elastic_driver.launch.fleet.workers import Workers
 from elastic_driver.rendezvous import agent_messages
 from elastic_driver.rendezvous.agent_messages import Levels, worker_named
 from elastic_driver.rendezvous.messages import Notice
-from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.report.happenings import TookOver
+from elastic_driver.reporting.chronicle import Chronicle
+from elastic_driver.reporting.happenings import TookOver
 from elastic_driver.system.process_name import is_stopped, pid_in, send
 
 _AWAY = "the driver before this one told of it, and has died"

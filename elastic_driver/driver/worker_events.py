@@ -32,7 +32,7 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.error_files import pass_on, raised_in
 from elastic_driver.launch.fleet.worker import Worker
 from elastic_driver.launch.words import CommandNotFoundError, ExitStatus
-from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.reporting.chronicle import Chronicle
 from elastic_driver.words import ExitCode
 
 _MOST_ERROR_FILES = 100

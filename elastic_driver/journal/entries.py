@@ -52,9 +52,9 @@ from elastic_driver.launch.fleet.kept import (
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Hello
 from elastic_driver.rendezvous.certificate import Certificate
 from elastic_driver.rendezvous.credentials import JobKey
-from elastic_driver.report.chronicle import ChronicleKept
-from elastic_driver.report.goodput import GoodputKept, Turned
-from elastic_driver.report.tally import TallyKept
+from elastic_driver.reporting.chronicle import ChronicleKept
+from elastic_driver.reporting.goodput import GoodputKept, Turned
+from elastic_driver.reporting.tally import TallyKept
 from elastic_driver.settings.settings import Settings
 
 # 1,024 workers' reports are 210 KB, and 4 KB if compressed, which takes 0.3 ms.

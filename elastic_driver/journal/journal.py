@@ -44,7 +44,7 @@ from elastic_driver.journal.entries import (
 from elastic_driver.journal.folder import JournalError, JournalHeldError
 from elastic_driver.journal.store import Store
 from elastic_driver.rendezvous.agent_messages import PROTOCOL
-from elastic_driver.report.goodput import Turned
+from elastic_driver.reporting.goodput import Turned
 from elastic_driver.system.file_writer import FLUSH_S, FileWriter
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.version import __version__

@@ -32,7 +32,7 @@ from elastic_driver.journal.entries import (
 )
 from elastic_driver.journal.file import read
 from elastic_driver.journal.folder import JOURNAL, JournalError
-from elastic_driver.report.goodput import Turned
+from elastic_driver.reporting.goodput import Turned
 from elastic_driver.system.process_name import is_of_this_boot
 
 _now = time.monotonic

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from elastic_driver.health.sampler import Sampled
-from elastic_driver.report.happenings import JobEnded, ProcessEnded, Summary
-from elastic_driver.report.page.recorded import recorded_page
-from elastic_driver.report.picture import page, svg
-from elastic_driver.report.story import Reader, Story
+from elastic_driver.reporting.happenings import JobEnded, ProcessEnded, Summary
+from elastic_driver.reporting.page.recorded import recorded_page
+from elastic_driver.reporting.picture import page, svg
+from elastic_driver.reporting.story import Reader, Story
 from tests.browser.browsing import complaints, dressed, enter, size, text, until, violations
 from tests.support.fakes.rendezvous_service import Service
 from tests.support.fakes.shown_job import JOB, ShownJob

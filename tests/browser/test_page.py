@@ -14,7 +14,7 @@ import pytest
 
 from elastic_driver.health.findings import StragglerFound
 from elastic_driver.health.sampler import Sampled
-from elastic_driver.report.happenings import JobEnded, Summary
+from elastic_driver.reporting.happenings import JobEnded, Summary
 from tests.browser.browsing import Late, address, complaints, dressed, enter, size, text, until, violations
 from tests.support.fakes.rendezvous_service import Service, serving
 from tests.support.fakes.shown_job import ShownJob

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from elastic_driver.rendezvous.server.web import WebRequest
-from elastic_driver.report.happenings import DiscoveryRan, DiscReported, JobStarted
-from elastic_driver.report.metrics import MetricsPage
-from elastic_driver.report.tally import Tally
+from elastic_driver.reporting.happenings import DiscoveryRan, DiscReported, JobStarted
+from elastic_driver.reporting.metrics import MetricsPage
+from elastic_driver.reporting.tally import Tally
 
 pytestmark = [pytest.mark.monitoring]
 

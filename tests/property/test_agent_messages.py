@@ -44,9 +44,9 @@ from elastic_driver.rendezvous.messages import (
     RunningReport,
 )
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
-from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.report.event_log import EventLog
-from elastic_driver.report.narrator import Narrator
+from elastic_driver.reporting.chronicle import Chronicle
+from elastic_driver.reporting.event_log import EventLog
+from elastic_driver.reporting.narrator import Narrator
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.tasks import Tasks, start_task

@@ -22,10 +22,10 @@ from elastic_driver.core.standing import Doing, Standing
 from elastic_driver.core.state import JobPhase
 from elastic_driver.health.findings import Stalled, StallEnded
 from elastic_driver.hosts import SlotInfo, WorkerId
-from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.report.event_records import line_of, records_of
-from elastic_driver.report.happenings import Happening
-from elastic_driver.report.instant import Instant
+from elastic_driver.reporting.chronicle import Chronicle
+from elastic_driver.reporting.event_records import line_of, records_of
+from elastic_driver.reporting.happenings import Happening
+from elastic_driver.reporting.instant import Instant
 from elastic_driver.words import Backend, OnChange
 from tests.support.extent import examples
 

@@ -438,7 +438,7 @@ def test_a_discovery_that_hangs_later_does_not_stop_the_job(tmp_path: Path) -> N
 
 QUICK = """
 from elastic_driver.discovery import script
-from elastic_driver.report import chronicle
+from elastic_driver.reporting import chronicle
 chronicle._WAIT_S, chronicle._WORRY_S, script._SLOW_S = 0.1, 0.2, 0.05  # not 5, 30 and 2
 """
 

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from elastic_driver.cli.main import main
-from elastic_driver.report import event_hook
-from elastic_driver.report.event_hook import EventHook
-from elastic_driver.report.happenings import HostLost, JobEnded, MomentPassed, Remark, Summary, WorkersStopped
+from elastic_driver.reporting import event_hook
+from elastic_driver.reporting.event_hook import EventHook
+from elastic_driver.reporting.happenings import HostLost, JobEnded, MomentPassed, Remark, Summary, WorkersStopped
 from tests.support.paths import PROGRAMS
 from tests.support.processes.jobs import Job
 

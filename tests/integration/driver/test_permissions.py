@@ -18,9 +18,9 @@ from elastic_driver.launch.local.keeper import ProcessKeeper, ProcessListener
 from elastic_driver.rendezvous import agent_messages as words
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.routes import WORKER, Route
-from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.report.narrator import Narrator
-from elastic_driver.report.tally import Tally
+from elastic_driver.reporting.chronicle import Chronicle
+from elastic_driver.reporting.narrator import Narrator
+from elastic_driver.reporting.tally import Tally
 from elastic_driver.settings.settings import Settings
 from tests.support.fakes.driver_fakes import OURS, FakeConsole, FakeSource, FakeWorld, Job
 from tests.support.fakes.fleet_fakes import FakeFleet

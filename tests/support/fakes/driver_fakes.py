@@ -37,10 +37,10 @@ from elastic_driver.rendezvous.messages import (
     NextRoundRequest,
     RunningReport,
 )
-from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.report.event_log import EventLog
-from elastic_driver.report.narrator import Narrator
-from elastic_driver.report.tally import Tally
+from elastic_driver.reporting.chronicle import Chronicle
+from elastic_driver.reporting.event_log import EventLog
+from elastic_driver.reporting.narrator import Narrator
+from elastic_driver.reporting.tally import Tally
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.vitals import Vitals

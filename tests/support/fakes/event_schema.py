@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.support.paths import ROOT
 
-SCHEMA = ROOT / "elastic_driver/report/events.schema.json"
+SCHEMA = ROOT / "elastic_driver/reporting/events.schema.json"
 
 
 @functools.cache

@@ -18,8 +18,8 @@ from elastic_driver.launch.fleet.kept import (
     TicketUse,
 )
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Hello
-from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.report.tally import Tally
+from elastic_driver.reporting.chronicle import Chronicle
+from elastic_driver.reporting.tally import Tally
 from elastic_driver.settings.settings import Settings
 from tests.support.fakes.fleet_fakes import hello
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.report.happenings import (
+from elastic_driver.reporting.happenings import (
     HostLost,
     HostReady,
     HostsChanged,
@@ -22,10 +22,10 @@ from elastic_driver.report.happenings import (
     RoundFormed,
     RoundResumed,
 )
-from elastic_driver.report.page.curves import Curves
-from elastic_driver.report.page.feed import Feed
-from elastic_driver.report.page.sessions import Sessions
-from elastic_driver.report.page.site import Actions, Site
+from elastic_driver.reporting.page.curves import Curves
+from elastic_driver.reporting.page.feed import Feed
+from elastic_driver.reporting.page.sessions import Sessions
+from elastic_driver.reporting.page.site import Actions, Site
 from elastic_driver.words import Backend, NoticeKind
 
 JOB = "53c682932df80430"

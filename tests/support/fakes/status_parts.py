@@ -10,7 +10,7 @@ from elastic_driver.driver.status import JobStatus
 from elastic_driver.health.figures import FigureBook
 from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import WorkerId
-from elastic_driver.report.goodput import Booked
+from elastic_driver.reporting.goodput import Booked
 
 
 class Parts:

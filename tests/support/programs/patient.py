@@ -7,8 +7,8 @@ from __future__ import annotations
 import sys
 
 from elastic_driver.cli import main as cli
-from elastic_driver.report import tracebacks
-from elastic_driver.report.event_hook import EventHook
+from elastic_driver.reporting import tracebacks
+from elastic_driver.reporting.event_hook import EventHook
 
 _PATIENCE_S = 150.0
 

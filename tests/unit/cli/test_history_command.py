@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic_driver.report.event_log import EventLog
-from elastic_driver.report.happenings import JobEnded, JobStarted, Summary
-from elastic_driver.report.history_folder import EVENTS, PAGE, SHOWN, Facts, make_history_folder, open_job, put_facts
+from elastic_driver.reporting.event_log import EventLog
+from elastic_driver.reporting.happenings import JobEnded, JobStarted, Summary
+from elastic_driver.reporting.history_folder import EVENTS, PAGE, SHOWN, Facts, make_history_folder, open_job, put_facts
 from tests.support.processes.subcommands import elasticrun
 
 pytestmark = pytest.mark.unit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_driver.cli.tables import table
-from elastic_driver.report.lengths import length
+from elastic_driver.reporting.lengths import length
 
 pytestmark = [pytest.mark.unit]
 

@@ -16,10 +16,10 @@ from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import WorkerId
 from elastic_driver.journal.entries import BooksKept, Fact, Facts
 from elastic_driver.journal.past import Recorded
-from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.report.goodput import Turned
-from elastic_driver.report.instant import Instant
-from elastic_driver.report.tally import Tally
+from elastic_driver.reporting.chronicle import Chronicle
+from elastic_driver.reporting.goodput import Turned
+from elastic_driver.reporting.instant import Instant
+from elastic_driver.reporting.tally import Tally
 from elastic_driver.vitals import Vitals
 from elastic_driver.words import OnChange
 from tests.support.fakes.job_facts import a_took, job_of_one

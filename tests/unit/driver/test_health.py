@@ -31,8 +31,8 @@ from elastic_driver.health.findings import (
 )
 from elastic_driver.health.watch import Rules
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.report.happenings import Happening, Remark
+from elastic_driver.reporting.chronicle import Chronicle
+from elastic_driver.reporting.happenings import Happening, Remark
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import Backend, HangAction, ReadyCause, StragglerAction
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually

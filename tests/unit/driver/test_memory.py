@@ -26,7 +26,7 @@ PLACES = (
     "launch/log_files.py",
     "launch/output_files.py",
     "launch/rank_logs.py",
-    "report",
+    "reporting",
     "rendezvous/server/keys.py",
     "rendezvous/server/store.py",
     "rendezvous/server/store_route.py",
@@ -44,7 +44,7 @@ OTHERS = (
         "driver/nodes_in_etcd.py",
         "driver/endpoint.py",
     ),
-    *("report/picture.py", "report/story.py"),
+    *("reporting/picture.py", "reporting/story.py"),
 )
 CONTAINERS = {"dict", "list", "set", "deque", "defaultdict", "Counter", "OrderedDict", "SimpleQueue", "fromkeys"}
 CHANGING = CONTAINERS | {"Event", "count", "create_future"}

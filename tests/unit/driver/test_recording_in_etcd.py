@@ -27,7 +27,7 @@ from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Recorded
 from elastic_driver.launch.dial.local import LocalDialler
 from elastic_driver.launch.fleet.stdin import StandardInput
-from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.reporting.chronicle import Chronicle
 from elastic_driver.settings.journal_place import JournalPlace
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system import parent

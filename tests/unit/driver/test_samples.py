@@ -12,7 +12,7 @@ from elastic_driver.health.figures import FigureBook
 from elastic_driver.health.sampler import Sampled
 from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import WorkerId
-from elastic_driver.report.page.curves import Curves
+from elastic_driver.reporting.page.curves import Curves
 from elastic_driver.vitals import Vitals
 
 pytestmark = pytest.mark.unit

@@ -10,7 +10,7 @@ import pytest
 
 from elastic_driver.core.events import DrainRequested, Event, HostHeard, HostSilent, WorkerReady
 from elastic_driver.hosts import WorkerId
-from elastic_driver.report.goodput import Booked
+from elastic_driver.reporting.goodput import Booked
 from elastic_driver.vitals import Traffic, Vitals, Waiting
 from elastic_driver.words import Backend, ReadyCause
 from tests.support.fakes.membership_job import Job

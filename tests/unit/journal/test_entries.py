@@ -44,7 +44,7 @@ from elastic_driver.journal.folder import JOURNAL, JournalError
 from elastic_driver.journal.past import Recorded, away_s, read_job
 from elastic_driver.launch.fleet.kept import LeaverKept
 from elastic_driver.rendezvous.agent_messages import PROTOCOL
-from elastic_driver.report.goodput import GoodputKept
+from elastic_driver.reporting.goodput import GoodputKept
 from elastic_driver.system.process_name import boot_id
 from elastic_driver.words import Backend, Ending, ReadyCause
 from tests.support.fakes.job_facts import SECRET, a_took, all_kinds, job_of_one

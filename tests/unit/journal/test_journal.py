@@ -24,7 +24,7 @@ from elastic_driver.journal.journal import Journal, Step
 from elastic_driver.journal.past import Recorded, read_job
 from elastic_driver.journal.store import FolderStore
 from elastic_driver.launch.fleet.kept import AdmittedKept, LeaverKept
-from elastic_driver.report.goodput import GoodputKept
+from elastic_driver.reporting.goodput import GoodputKept
 from elastic_driver.words import Backend, ReadyCause
 from tests.support.fakes.job_facts import all_kinds, job_of_one
 from tests.support.fakes.membership_job import Job, worker_id

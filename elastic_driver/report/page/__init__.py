@@ -1,1 +1,0 @@
-"""The page: a running job in a browser. Begin with :mod:`elastic_driver.report.page.site`."""
