@@ -140,7 +140,7 @@ def build_parser(*, shows_all: bool = False) -> Parser:
     add(
         "--config-file",
         metavar="YAML",
-        help="YAML file with values for the tuning flags; flags on the command line take precedence",
+        help="YAML file with settings; flags on the command line take precedence",
     )
     add("--disable-cache", action="store_true", help="accepted for compatibility; has no effect")
     add_torchrun_flags(parser)
@@ -208,7 +208,7 @@ def _elastic_flags(parser: Parser) -> None:
         "start_timeout_s",
         metavar="S",
         help="seconds a worker may take from its start to hvd.init(), and from the end of a round to requesting the "
-        "next one (default {default}; Horovod's bounds its network probe, 30)",
+        "next one (default {default}; in Horovod, 30 seconds for its network probe)",
     )
     add(
         "heartbeat_timeout_s",
@@ -371,9 +371,9 @@ def _host_flags(parser: Parser) -> None:
     setting(
         "launcher_bootstrap",
         choices=BOOTSTRAPS,
-        help="how an agent started this way receives its secret: stdin, or ticket if the launcher does not forward "
-        "standard input: a single-use ticket on the command line, which all users of the hosts can read "
-        "(default: stdin; with --rsh-agent, a ticket if nothing arrives on stdin)",
+        help="how an agent started this way receives its secret: stdin; or command, for launchers that do not forward "
+        "standard input: a single-use ticket on its command line, which all users of the hosts can read "
+        "(default: stdin; with --rsh-agent, command on hosts where nothing arrives on stdin)",
     )
     setting("remote_python", metavar="PATH", help="Python interpreter on other hosts (default: the same path as here)")
     setting(
@@ -501,7 +501,7 @@ def _output_flags(parser: Parser) -> None:
         ("--log-hide-timestamp", False, "deprecated: --log-without-timestamp"),
     ):
         stamps.add_argument(name, dest="log_with_timestamp", action="store_const", const=value, help=text)
-    add("verbose", action="store_true", help="tell more")
+    add("verbose", action="store_true", help="print more details")
     add(
         "quiet",
         action="store_true",

@@ -211,7 +211,7 @@ class EventHook:
             self._said.put(
                 (
                     self._on_warning,
-                    f"{self._subject} {failure}, on the event {event}; further failures are not reported",
+                    f"{self._subject} {failure}, on the event {event}; the same failure is not reported again",
                 )
             )
         printed = " | ".join(output.decode(errors="replace").strip().splitlines()[-_OUTPUT_LINES:])[-_MOST_SAID:]

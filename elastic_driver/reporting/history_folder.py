@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from elastic_driver.system.kernel import F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW
 from elastic_driver.system.safe_files import leads_to, make_private_folder, open_inside, put_text, why_not_private
 
 EVENTS, PAGE, FACTS = "events.jsonl", "page.json", "job.json"
@@ -172,7 +173,7 @@ def open_job(history: Path, job_id: str) -> tuple[Path, int]:
         except FileNotFoundError:
             continue  # another driver has just deleted the folder
         with _unless_no_locks():
-            _lock(descriptor, fcntl.F_OFD_SETLKW, fcntl.F_RDLCK)
+            _lock(descriptor, F_OFD_SETLKW, fcntl.F_RDLCK)
         if leads_to(folder / EVENTS, descriptor):
             _remove_unfinished(descriptor, folder)
             return folder, descriptor
@@ -184,7 +185,7 @@ def _remove_unfinished(descriptor: int, folder: Path) -> None:
     """Remove half-written files of a driver that was killed, unless another driver lives, which may be writing."""
     found = [path for name in (PAGE, FACTS) for path in folder.glob(f".{name}.*.tmp")]
     with contextlib.suppress(OSError):  # no locks: the state is unknown
-        if found and _lock(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK) == fcntl.F_UNLCK:
+        if found and _lock(descriptor, F_OFD_GETLK, fcntl.F_WRLCK) == fcntl.F_UNLCK:
             for path in found:
                 path.unlink(missing_ok=True)
 
@@ -289,7 +290,7 @@ def _removed(folder: Path) -> bool:
         pass  # not one of our files
     else:
         try:
-            if not _is_free(descriptor, folder, fcntl.F_OFD_SETLK):
+            if not _is_free(descriptor, folder, F_OFD_SETLK):
                 return False
             shutil.rmtree(folder, ignore_errors=True)
             return not folder.exists()
@@ -345,7 +346,7 @@ def _read(folder: Path) -> KeptJob | None:
     except OSError:
         return None
     try:
-        is_running, last = not _is_free(descriptor, folder, fcntl.F_OFD_GETLK), _weighed(folder)[0]
+        is_running, last = not _is_free(descriptor, folder, F_OFD_GETLK), _weighed(folder)[0]
     finally:
         os.close(descriptor)
     return KeptJob(folder, _facts_in(folder, last), last, is_running)

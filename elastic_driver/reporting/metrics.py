@@ -153,7 +153,7 @@ class _Source:
         )
         yield _one("round", "Number of the current round; 0 before the first.", status["round_id"])
         yield _counter("warnings", "Warnings that the driver has logged.", self._tally.warnings)
-        yield _counter("takeovers", "Takeovers of the job by another driver after one died.", self._tally.takeovers)
+        yield _counter("takeovers", "Takeovers of the job by another driver.", self._tally.takeovers)
         yield _counter("driverless_seconds", "Seconds that the job had no driver.", self._tally.driverless_s)
 
     def _of_changes(self, status: _Status) -> Iterator[Metric]:

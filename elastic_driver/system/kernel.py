@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import platform
 import signal
@@ -17,6 +18,10 @@ from functools import cache
 
 # From linux/memfd.h.
 _MFD_CLOEXEC = 1
+# From linux/fcntl.h.
+F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW = (
+    getattr(fcntl, name, number) for name, number in (("F_OFD_GETLK", 36), ("F_OFD_SETLK", 37), ("F_OFD_SETLKW", 38))
+)
 # Numbers of system calls, from the kernel's headers. From 424 on they are the same on all architectures.
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "ppc64le": 360, "s390x": 350}
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN, _PIDFD_GETFD = 424, 434, 438
@@ -54,10 +59,11 @@ def pidfd_send_signal(descriptor: int, number: int) -> None:
 def end_of_child(pid: int) -> int:
     """Return a descriptor that becomes readable once a child has ended; the child stays a zombie.
 
-    That is a pidfd. Where there are none, a thread waits for the child and closes the other end of a pipe.
+    That is a pidfd. Where there are none, a thread waits for the child and writes to a pipe; of a child that is no more
+    the pipe is readable at once.
 
     Raises:
-        OSError: there is no such child, or no descriptor is free.
+        OSError: there is no such child, or no descriptor or thread is free.
     """
     if has_pidfds():
         return pidfd_open(pid)
@@ -66,10 +72,18 @@ def end_of_child(pid: int) -> int:
     def wait() -> None:
         with contextlib.suppress(ChildProcessError):  # somebody has reaped it, so it has ended
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(BrokenPipeError):  # nobody waits any more
+            os.write(writer, b"\0")  # closing is not enough: a forked process may hold a copy
         os.close(writer)
 
     # A daemon, because only the child's end wakes it: it must not keep a driver alive that ends in a crash.
-    threading.Thread(target=wait, name=f"elastic-driver-wait-{pid}", daemon=True).start()
+    thread = threading.Thread(target=wait, name=f"elastic-driver-wait-{pid}", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        os.close(reader)
+        os.close(writer)
+        raise OSError(errno.EAGAIN, f"cannot wait for process {pid}: {error}") from error
     return reader
 
 

@@ -2,7 +2,7 @@
 
 Owns which they are, since which kernel they exist, and what is lost without them. ``elasticrun --check-build`` prints
 the table for this machine, ``elasticrun doctor`` reports what a job would miss on each host, and docs/platforms.md says
-the same at length. A probe changes nothing outside this process.
+the same at length. A probe leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from elastic_driver.errors import in_words
 from elastic_driver.system.cgroups import memory_files
-from elastic_driver.system.kernel import memory_file, pidfd_getfd, pidfd_open, pidfd_send_signal
+from elastic_driver.system.kernel import F_OFD_GETLK, memory_file, pidfd_getfd, pidfd_open, pidfd_send_signal
 
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 # linux/prctl.h
@@ -113,7 +113,9 @@ class _Piece(ctypes.Structure):
 
 def _read_memory() -> None:
     """Of this process itself: seccomp may refuse even that."""
-    read = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    read = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
+    if read is None:
+        raise OSError("the C library has no such function")
     read.restype = ctypes.c_ssize_t
     source, target = ctypes.create_string_buffer(b"x"), ctypes.create_string_buffer(1)
     there = _Piece(ctypes.cast(source, ctypes.c_void_p), 1)
@@ -189,7 +191,7 @@ def _peer_credentials() -> None:
 
 def _looked_at_lock() -> None:
     with open("/proc/self/exe", "rb") as file:
-        fcntl.fcntl(file, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+        fcntl.fcntl(file, F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
 
 
 def _sock_diag() -> None:

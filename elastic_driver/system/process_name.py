@@ -5,6 +5,7 @@ Owns the format of such a name, and reads /proc. With a name one can check wheth
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from elastic_driver.system.kernel import pidfd_open, pidfd_send_signal
 
 # The states in /proc/PID/stat (proc(5)) of a process that has ended.
 _ENDED = ("Z", "X", "x")
+# Errors of a full process or system.
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # More than 52 numbers and a name need.
 _STAT_BYTES = 8192
 
@@ -62,10 +65,15 @@ class ProcessName:
             return False
 
     def state(self) -> str | None:
-        """Return the state of a process of this place, a letter of proc(5); None when it has ended."""
+        """Return the state of a process of this place, a letter of proc(5); None when it has ended.
+
+        "?" if it cannot be looked up now because no descriptor or memory is free: that says nothing of the process.
+        """
         try:
             state, started = look_up(self.pid)
-        except (OSError, ValueError, IndexError):
+        except OSError as error:
+            return "?" if error.errno in _FULL else None
+        except (ValueError, IndexError):
             return None
         return state if started == self.started and state not in _ENDED else None
 
@@ -96,15 +104,17 @@ def send(name: str, number: signal.Signals) -> bool:
         descriptor = pidfd_open(process.pid)
     except ProcessLookupError:
         return False
-    except OSError:  # the kernel has none: the number could become another's between these two lines
+    except OSError:  # the kernel has none, or none is free: the number could become another's between these two lines
         return process.state() is not None and _kill(process.pid, number)
     try:
         if process.state() is None:  # after the opening: its PID cannot be reused by now
             return False
         pidfd_send_signal(descriptor, number)
         return True
-    except OSError:
+    except ProcessLookupError:
         return False
+    except OSError:  # opening is allowed, but not this; the open descriptor keeps the number from being reused
+        return _kill(process.pid, number)
     finally:
         os.close(descriptor)
 

@@ -198,6 +198,9 @@ def watch_process(name: str, on_death: Callable[[], None]) -> Callable[[], None]
 
 
 def _watch_polling(process: ProcessName, on_death: Callable[[], None]) -> Callable[[], None]:
+    if process.state() is None:
+        on_death()
+        return lambda: None
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle
 

@@ -183,6 +183,10 @@ def send_signal(process: psutil.Process, number: signal.Signals) -> None:
         try:
             if process.is_running():
                 signal.pidfd_send_signal(descriptor, number)
+        except ProcessLookupError:
+            return
+        except (AttributeError, OSError):  # opening is allowed, but not this; the PID cannot be reused meanwhile
+            process.send_signal(number)
         finally:
             os.close(descriptor)
 

@@ -151,7 +151,7 @@ def has_unread(transport: asyncio.BaseTransport | None) -> bool:
 def has_hung_up(transport: asyncio.BaseTransport | None) -> bool:
     """Return whether the peer has closed the connection, even if the loop has not read that yet."""
     descriptor = _descriptor_of(transport)
-    if descriptor < 0:
+    if descriptor < 0 or transport is None or transport.is_closing():
         return True
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)

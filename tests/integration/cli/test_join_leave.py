@@ -88,7 +88,7 @@ def test_a_wrong_token_joins_nothing(tmp_path: Path, runtime: Path) -> None:
         assert stranger.wait(150) == 2
         assert (tmp_path / "node-x.txt").read_text() == (
             f"elasticrun join: cannot join the job at {driver.partition('#')[0]}: this job's join token is not the one "
-            "from standard input; elasticrun jobs --write-join-token FILE, on the driver's machine, writes the right "
+            "from standard input; elasticrun jobs --write-join-token FILE, on the driver's machine, writes the current "
             "one\n"
         )
         assert "node-x" not in job.said()

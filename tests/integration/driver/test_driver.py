@@ -266,7 +266,7 @@ def test_a_bug_on_the_way_out_is_told_and_skips_nothing(tmp_path: Path, where: s
         job.exits(workers[0], 0)
         job.interrupt(signal.SIGTERM)
         assert await job.end() == 143, "it was over before"
-        missed = "missed something of the job"
+        missed = "failed on an event of the job"
         assert (missed if where == "summary" else "internal error of the driver while the job ended: ") in job.text()
         socket = path_of(job.logged("job_started")[0]["rendezvous"])
         assert socket is not None

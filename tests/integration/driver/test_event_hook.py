@@ -82,7 +82,7 @@ def test_a_failure_is_told_once_a_kind_and_its_output_each_time() -> None:
         one.hook.hear(Remark(host, warning=False))
     one.hook.close()
     assert len(one.warnings) in (1, 2)
-    assert "failed with exit code 3, on the event report; further failures are not reported" in one.warnings[0]
+    assert "failed with exit code 3, on the event report; the same failure is not reported again" in one.warnings[0]
     assert len(one.details) == 3
     assert one.details[0].endswith("failed with exit code 3, on the event report: oh | no")
 
@@ -94,7 +94,8 @@ def started_and_killed(pids: Path, run_s: float) -> int:
     one.lose("b", "c")
     one.until(lambda: len(one.details) == 2)
     assert [text.partition("' ")[2] for text in one.warnings] == [
-        f"did not exit within {run_s:g} s and was killed, on the event host_lost; further failures are not reported"
+        f"did not exit within {run_s:g} s and was killed, on the event host_lost; the same failure is not reported "
+        "again"
     ]
     found = [int(pid) for pid in pids.read_text().split()] if pids.exists() else []
     one.until(lambda: all(map(is_gone, found)))

@@ -36,7 +36,7 @@ def test_a_job_is_there_when_its_driver_was_killed(tmp_path: Path, runtime: Path
         assert page["frame"]["job"]["history"] is True
         assert not any(SECRET in path.read_text() for path in folder.iterdir())
         assert f"job {job_id}, " in elasticrun("report").stdout
-        assert f"job {job_id} has no driver any more" in elasticrun("status", job_id).stderr
+        assert f"the driver of job {job_id} was killed" in elasticrun("status", job_id).stderr
         shown = elasticrun("page", job_id)
         assert shown.stdout == f"{(folder / 'page.html').as_uri()}\n"
         while job.leftovers():  # its workers, of whom nobody is told when they are gone

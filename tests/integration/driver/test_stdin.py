@@ -131,7 +131,10 @@ def test_nobody_has_it_where_there_are_several_or_none_is_wanted() -> None:
     [
         (("-np", "2", "--stdin", "2"), "--stdin 2 is not a rank of a job of at most 2 workers"),
         (("-np", "2", "--stdin", "first"), "--stdin first is neither a rank nor none"),
-        (("-np", "2", "--parameter-servers", "1", "--stdin", "0"), "--stdin is not for jobs with --parameter-servers"),
+        (
+            ("-np", "2", "--parameter-servers", "1", "--stdin", "0"),
+            "--stdin does not apply to jobs with --parameter-servers",
+        ),
     ],
 )
 def test_what_is_refused(words: Sequence[str], complaint: str) -> None:

@@ -71,7 +71,7 @@ def test_a_job_from_start_to_end(tmp_path: Path, worker: tuple[str, ...]) -> Non
         assert sorted(line["rank"] for line in told(one, "boot")) == [0, 1, 2]
         assert sorted((line["rank"], line["step"]) for line in told(one, "end")) == [(rank, 20) for rank in range(3)]
         assert all(line["reset"] == 0 for line in one.steps() if line["what"] != "boot")
-        assert "neither encrypted nor proven" in one.said()
+        assert "neither encrypted nor authenticated" in one.said()
         nobody_is_blamed(one)
 
 

@@ -322,7 +322,7 @@ def test_a_stranger_and_a_missing_token(tmp_path: Any, monkeypatch: pytest.Monke
     token = tmp_path / "token"
     with a_rendezvous("--token-file", str(token)) as rendezvous:
         assert token.stat().st_mode & 0o777 == 0o600
-        rendezvous.until("a token is asked for", after=0)
+        rendezvous.until("clients need a token", after=0)
         store = HTTPStore(rendezvous.endpoint, token_file=token, timeout=LONG)
         store.set("k", "v")
         monkeypatch.setenv("ELASTIC_DRIVER_RENDEZVOUS_TOKEN_FILE", str(token))

@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -67,6 +68,41 @@ def test_the_end_of_a_child_is_seen_and_it_stays_a_zombie(
         assert seen.si_status == signal.SIGKILL
     finally:
         os.close(end)
+
+
+def test_a_copy_of_the_pipe_in_a_forked_process_does_not_hide_the_end(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[int] = []
+
+    def pipe() -> tuple[int, int]:
+        ends = made()
+        copies.append(os.dup(ends[1]))
+        return ends
+
+    made = os.pipe
+    monkeypatch.setattr(kernel, "has_pidfds", lambda: False)
+    monkeypatch.setattr(os, "pipe", pipe)
+    end = kernel.end_of_child(child.pid)
+    child.kill()
+    select.select([end], [], [])
+    for descriptor in (end, *copies):
+        os.close(descriptor)
+
+
+def test_a_thread_too_many_is_an_error_of_the_system_and_leaves_nothing_open(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(kernel, "has_pidfds", lambda: False)
+    monkeypatch.setattr(threading.Thread, "start", full)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="can't start new thread") as caught:
+        kernel.end_of_child(child.pid)
+    assert caught.value.errno == errno.EAGAIN
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_errors_are_the_kernels(child: subprocess.Popen[bytes]) -> None:

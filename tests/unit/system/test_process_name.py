@@ -17,6 +17,7 @@ from elastic_driver.system.process_name import (
     is_below,
     is_stopped,
     lives,
+    name_of,
     name_of_this_process,
     pid_in,
     send,
@@ -97,3 +98,30 @@ def test_a_zombie_does_not_live() -> None:
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert not lives(name)
+
+
+def test_a_process_that_cannot_be_looked_up_now_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that runs out of descriptors must not take its driver for dead."""
+    name = name_of(os.getpid())
+
+    def full(_: int) -> tuple[str, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(process_name, "look_up", full)
+    assert lives(name)
+    monkeypatch.undo()
+    with subprocess.Popen(["sleep", "3600"]) as child:
+        name = name_of(child.pid)
+        assert lives(name)
+        child.kill()
+    assert not lives(name)
+
+
+def test_a_signal_reaches_a_process_where_only_its_descriptor_may_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(process_name, "pidfd_send_signal", refused)
+    with subprocess.Popen(["sleep", "3600"]) as child:
+        assert send(name_of(child.pid), signal.SIGTERM)
+        assert child.wait() == -signal.SIGTERM
