@@ -42,7 +42,7 @@ def test_it_is_shown_changes_by_itself_and_the_link_is_good_once(
     assert "killed by SIGKILL" in text(browser, "#warns")
     browser.delete_all_cookies()
     browser.get(link)
-    assert "has been used" in text(browser)
+    assert "was used already" in text(browser)
     browser.get(address(running))
     assert "Not logged in" in text(browser)
     assert "node000" not in browser.page_source
@@ -233,7 +233,7 @@ def test_the_file_that_page_open_writes_logs_the_browser_in_once(browser: Any, t
         assert "code" not in browser.current_url
         browser.delete_all_cookies()
         browser.get(url)
-        until(browser, "it is good once", lambda: "has been used" in text(browser))
+        until(browser, "it is good once", lambda: "was used already" in text(browser))
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)])
