@@ -147,7 +147,7 @@ def test_the_launcher_trains_too_before_its_name_resolves() -> None:
         env = operator.launchers_environment
         with MpiJob(pods, launcher, env, "-np", "4", "--min-np", "1", named=False) as job:
             job.wait_for_steps(4)
-            assert "the hosts are those of /etc/mpi/hostfile (OMPI_MCA_orte_default_hostfile)" in job.said()
+            assert "using the hosts in /etc/mpi/hostfile (OMPI_MCA_orte_default_hostfile)" in job.said()
             assert job.hosts(4) == [pods.name_of("pi-launcher")] * 2 + [operator.host(0)] * 2
             assert job.end() == 128 + signal.SIGTERM
 
