@@ -3,7 +3,7 @@
     python benchmarks/durable.py FOLDER [--turns 10]
 
 Median milliseconds that commit() blocks: without; with a writer that is idle at each commit; with one that is busy
-(the commit is skipped on disc). Then how long one commit takes to reach the disc.
+(the commit is skipped on disk). Then how long one commit takes to reach the disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     made = module.Durable(options.folder, every=1, interval_s=None, keep=2, job_id="")
     state = hvd.elastic.TorchState(torch.nn.ParameterList([torch.ones(1 << 18) for _ in range(100)]), step=0)
-    times: dict[str, list[float]] = {"without": [], "idle writer": [], "busy writer": [], "to disc": []}
+    times: dict[str, list[float]] = {"without": [], "idle writer": [], "busy writer": [], "to disk": []}
     for turn in range(options.turns + 2):
         for name in ("without", "idle writer", "busy writer"):
             module._durable, module._read = (None if name == "without" else made), True
@@ -42,7 +42,7 @@ def main() -> None:
                 handed = began
         made.wait()
         if turn > 1:
-            times["to disc"].append((time.perf_counter() - handed) * 1e3)
+            times["to disk"].append((time.perf_counter() - handed) * 1e3)
     for name, values in times.items():
         print(f"{name:12} {statistics.median(values):8.1f} ms")
 

@@ -7,9 +7,9 @@ each loses a worker, so that the others form a new round. Measured, as medians o
 
     wall     from the death until the driver knows that all that are left train
     cpu      of the driver's process meanwhile, all threads
-    disc     a write of 600 bytes into zeros and an fdatasync, in the same folder, before and after the rounds
+    disk     a write of 600 bytes into zeros and an fdatasync, in the same folder, before and after the rounds
 
-A round with a journal waits for three writes or so, one after the other. The folder has to be on the disc that is asked
+A round with a journal waits for three writes or so, one after the other. The folder has to be on the disk that is asked
 about: /tmp may be memory.
 """
 
@@ -51,7 +51,7 @@ def cpu_s(pid: int) -> float:
     return total / 1e9
 
 
-def disc_s(folder: Path) -> list[float]:
+def disk_s(folder: Path) -> list[float]:
     """Of each of some bare writes."""
     with tempfile.TemporaryFile(dir=folder) as file:
         os.pwrite(file.fileno(), bytes(AHEAD), 0)
@@ -112,7 +112,7 @@ def main() -> None:
         parser.error(f"each round loses a worker: {min(sizes)} last for {min(sizes) - 1} rounds at most")
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
-        disc = disc_s(folder)
+        disk = disk_s(folder)
         for size in sizes:
             plain: list[Round] = []
             kept: list[Round] = []
@@ -125,8 +125,8 @@ def main() -> None:
             for what, rounds in (("without", plain), ("with", kept)):
                 walls, cpus = [each.wall_s for each in rounds], [each.cpu_s for each in rounds]
                 print(f"  {what:8} wall {told(walls)}   cpu {told(cpus)}", flush=True)
-        disc += disc_s(folder)
-    print(f"a bare write and fdatasync, ms: {told(disc)}")
+        disk += disk_s(folder)
+    print(f"a bare write and fdatasync, ms: {told(disk)}")
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ async def measure(starts: int, preload: list[str] | None) -> None:
                         await _warm_up(keeper)
             finally:
                 await keeper.close()
-            # The first reads the files from disc, and is never forked.
+            # The first reads the files from disk, and is never forked.
             rest = times[1:]
             medians.append(statistics.median(rest))
             print(

@@ -11,7 +11,7 @@ elasticrun the same script is each task of a cluster in turn, as TF_CONFIG says:
     python examples/train_ps.py
 
 The variables are on the parameter servers, and each worker has its own iterator and its own table of words. Both are
-made on workers that come later, too. After each epoch the coordinator writes a checkpoint to its own disc; a run that
+made on workers that come later, too. After each epoch the coordinator writes a checkpoint to its own disk; a run that
 finds one goes on from there.
 """
 

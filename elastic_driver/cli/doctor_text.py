@@ -113,7 +113,7 @@ def _alike(rows: Mapping[str, tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 def _row(facts: HostFacts) -> tuple[str, ...]:
     gpus = f"{len(facts.gpus)} x {facts.gpus[0]}" if facts.gpus else "-"
-    tmp = next((disc for disc in facts.discs if disc.role == "tmp"), None)
+    tmp = next((disk for disk in facts.disks if disk.role == "tmp"), None)
     clock = "?" if facts.clock_s is None else f"{facts.clock_s * 1e3:+.1f}±{facts.clock_error_s * 1e3:.1f} ms"
     memory = facts.memory_bytes if facts.cgroup_bytes == UNLIMITED else facts.cgroup_bytes
     return (

@@ -275,7 +275,7 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
         lost = tuple(dict.fromkeys(worker.hostname for worker in failed or state.members))
         hosts = f"host{'' if len(lost) == 1 else 's'} {', '.join(lost)}"
         # A failure of the training itself would recur.
-        hint = "" if state.setbacks.present.failure else "; with --durable-dir a job goes on from commits on disc"
+        hint = "" if state.setbacks.present.failure else "; with --durable-dir a job goes on from commits on disk"
         t.end(
             ExitCode.USER_CODE_FAILED,
             f"{described(failure)}; all workers of round {state.round_id} that had the training's state are lost "

@@ -23,7 +23,7 @@ from typing import TypeVar
 
 import psutil
 
-from elastic_driver.doctor.facts import UNLIMITED, Disc, HostFacts
+from elastic_driver.doctor.facts import UNLIMITED, Disk, HostFacts
 from elastic_driver.errors import in_words
 from elastic_driver.reporting.printable import without_home
 from elastic_driver.system.cgroups import memory_left, memory_limit
@@ -73,7 +73,7 @@ def facts_here(folders: Mapping[str, str]) -> HostFacts:
         limits={name: _soft(number) for name, number in _LIMITS.items()},
         core_pattern=_first_line(Path("/proc/sys/kernel/core_pattern")),
         shm_bytes=_in_time(lambda: _size(_SHM), 0),
-        discs=tuple(_disc(role, path) for role, path in {"tmp": _temporary(), **folders}.items()),
+        disks=tuple(_disk(role, path) for role, path in {"tmp": _temporary(), **folders}.items()),
         cpus=len(os.sched_getaffinity(0)),
         memory_bytes=memory.total,
         available_bytes=memory.available if left is None else min(memory.available, left),
@@ -162,9 +162,9 @@ def _size(folder: str) -> int:
     return stat.f_frsize * stat.f_blocks
 
 
-def _disc(role: str, path: str) -> Disc:
-    silent = Disc(role, error=f"its disc does not answer within {_PATIENCE_S:g} s")
-    return _in_time(lambda: _asked_disc(role, Path(path)), silent)
+def _disk(role: str, path: str) -> Disk:
+    silent = Disk(role, error=f"its disk does not answer within {_PATIENCE_S:g} s")
+    return _in_time(lambda: _asked_disk(role, Path(path)), silent)
 
 
 def _temporary() -> str:
@@ -172,7 +172,7 @@ def _temporary() -> str:
     return next(filter(None, map(os.environ.get, _TEMPORARY)), "/tmp")
 
 
-def _asked_disc(role: str, named: Path) -> Disc:
+def _asked_disk(role: str, named: Path) -> Disk:
     """Return the facts of a folder; if it does not exist, those of its nearest existing parent."""
     folder = named
     # Not Path.exists, which raises if a parent folder may not be searched.
@@ -180,16 +180,16 @@ def _asked_disc(role: str, named: Path) -> Disc:
         folder = folder.parent
     is_missing = folder != named
     if is_missing and role == "tmp":
-        return Disc(role, missing=True)
+        return Disk(role, missing=True)
     try:
         stat = os.statvfs(folder)
         if not folder.is_dir():
-            return Disc(role, error="there is a file in its place")
+            return Disk(role, error="there is a file in its place")
         if _file_system(folder) in _WITHOUT_FILES:
-            return Disc(role, error="nothing can be made there")
+            return Disk(role, error="nothing can be made there")
     except OSError as error:
-        return Disc(role, error=in_words(error))
-    return Disc(role, stat.f_frsize * stat.f_bavail, os.access(folder, os.W_OK | os.X_OK))
+        return Disk(role, error=in_words(error))
+    return Disk(role, stat.f_frsize * stat.f_bavail, os.access(folder, os.W_OK | os.X_OK))
 
 
 def _file_system(folder: Path) -> str:

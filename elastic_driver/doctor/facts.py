@@ -15,7 +15,7 @@ UNLIMITED = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Disc:
+class Disk:
     """A folder on a machine to which a job would write.
 
     Attributes:
@@ -73,7 +73,7 @@ class HostFacts(Body):
         limits: soft limits by their names in ``ulimit`` (nofile, nproc, memlock, core); UNLIMITED for none.
         core_pattern: where the kernel writes core dumps.
         shm_bytes: size of /dev/shm; 0 if there is none.
-        discs: the folders to which a job would write.
+        disks: the folders to which a job would write.
         cpus: the number of CPUs that this process may use.
         memory_bytes: of the machine.
         available_bytes: free memory, of the machine and in its cgroups.
@@ -103,7 +103,7 @@ class HostFacts(Body):
     limits: dict[str, int] = field(default_factory=dict)
     core_pattern: str = ""
     shm_bytes: int = 0
-    discs: tuple[Disc, ...] = ()
+    disks: tuple[Disk, ...] = ()
     cpus: int = 0
     memory_bytes: int = 0
     available_bytes: int = 0

@@ -163,16 +163,16 @@ def _of_host(host: str, facts: HostFacts) -> Iterator[Finding]:
         what = f"its clock is {abs(ahead_s):.3g} s {way} the one here (± {error_s:.1g} s)"
         yield warns(what, "set the clocks by NTP: logs of several machines cannot be compared")
     yield from _limits(host, facts)
-    for disc in facts.discs:
-        name = f"the folder of {disc.role}" if disc.role.startswith("-") else "the folder for temporary files"
-        if disc.missing:
+    for disk in facts.disks:
+        name = f"the folder of {disk.role}" if disk.role.startswith("-") else "the folder for temporary files"
+        if disk.missing:
             yield warns(f"{name} is not there", "create it, or set TMPDIR: Python silently uses another one")
-        elif disc.error:
-            yield Finding(Level.STOPS, (host,), f"{name}: {disc.error}", "mount it, or name another folder")
-        elif not disc.writable:
+        elif disk.error:
+            yield Finding(Level.STOPS, (host,), f"{name}: {disk.error}", "mount it, or name another folder")
+        elif not disk.writable:
             yield Finding(Level.STOPS, (host,), f"{name} cannot be written to", "chmod it, or name another folder")
-        elif disc.free_bytes < _LEAST_DISC:
-            yield warns(f"{name} has {_gigabytes(disc.free_bytes)} left", "free space there, or name another folder")
+        elif disk.free_bytes < _LEAST_DISC:
+            yield warns(f"{name} has {_gigabytes(disk.free_bytes)} left", "free space there, or name another folder")
     if facts.memory_bytes and facts.available_bytes < _LEAST_MEMORY:
         yield warns(f"only {_gigabytes(facts.available_bytes)} of memory are free", "check what else runs there")
     if 0 <= facts.cgroup_bytes < 2 * _LEAST_MEMORY:

@@ -24,7 +24,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Heard,
     NoFigures,
     NoticeSet,
-    OnDisc,
+    OnDisk,
     Put,
     Ready,
     Reply,
@@ -157,9 +157,9 @@ class AgentRequests:
                 self._figures.refuse(self._own(link, key), why)
             case GpusSeen(look):
                 self._figures.see_gpus(link.facts.host, look)
-            case OnDisc(key, disc):
+            case OnDisk(key, disk):
                 self._own(link, key)
-                self._rounds.on_disc(disc)
+                self._rounds.on_disk(disk)
             case Ask(number, key, what, path, body):
                 self._ask(link, number, self._own(link, key), what, path, body)
             case Put(round_id, scope, key, value):

@@ -51,7 +51,7 @@ from elastic_driver.launch.fleet.meetings import Meetings
 from elastic_driver.launch.fleet.warming import Warming
 from elastic_driver.launch.fleet.workers import Surroundings
 from elastic_driver.rendezvous.credentials import Identity, Role, reader_header
-from elastic_driver.rendezvous.messages import DiscReport
+from elastic_driver.rendezvous.messages import DiskReport
 from elastic_driver.rendezvous.routes import WORKER, Route, Routes
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.rendezvous.server.store_route import StoreRoute
@@ -127,7 +127,7 @@ def build(
         driver.hand_over(why)
 
     def leave() -> bool:
-        is_there = journal is not None and (before is not None or journal.is_on_disc)
+        is_there = journal is not None and (before is not None or journal.is_on_disk)
         if journal is None or not is_there or not parent.leave_to_another():
             return False
         journal.give_up()  # the next driver need not know that this one lets go of its agents
@@ -140,10 +140,10 @@ def build(
             page.seen_last(worker, last)
         health.gone(worker)
 
-    def on_disc(report: DiscReport) -> None:
+    def on_disk(report: DiskReport) -> None:
         if report.drivers and report.written >= 0:
             health.commit_found()
-        chronicle.on_disc(report)
+        chronicle.on_disk(report)
 
     ahead: WriteAhead | None = None
     if journal is not None:
@@ -220,7 +220,7 @@ def build(
     end = JobEnd(stepper, chronicle=chronicle, workers=workers, leave=leave)
     interrupts = Interrupts(settings, stepper, chronicle=chronicle, workers=workers, chief=keeper, hand_over=hand_over)
     progress = Progress()
-    rounds = Rounds(stepper, heartbeats=health, progress=progress, clock=clock, on_disc=on_disc, end=interrupts.end)
+    rounds = Rounds(stepper, heartbeats=health, progress=progress, clock=clock, on_disk=on_disk, end=interrupts.end)
     figures = FigureBook(lambda worker: place_of(stepper.state, worker), chronicle.warning)
     status = JobStatus(
         settings.command,

@@ -435,7 +435,7 @@ class ElasticDriver:
         folder = self.settings.durable_dir
         found = newest_commit(folder)
         if found is not None:
-            self.chronicle.found_on_disc(str(folder), found.newest, found.damaged)
+            self.chronicle.found_on_disk(str(folder), found.newest, found.damaged)
         self.samples.last()
         self.chronicle.ended(end.exit_code, end.message)
 

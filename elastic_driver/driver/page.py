@@ -247,7 +247,7 @@ class Page:
         status["discovery_fails"] = None if outage is None else {"reason": outage.error, "age_s": now - outage.since}
         status["durable"] = [
             {"where": one.where, "written": one.written, "commits": one.commits, "trouble": one.trouble}
-            for one in self._chronicle.disc_reports
+            for one in self._chronicle.disk_reports
         ]
         return status
 

@@ -21,7 +21,7 @@ from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import (
-    DiscReport,
+    DiskReport,
     DrainHostRequest,
     DrainReply,
     EndReply,
@@ -59,7 +59,7 @@ class Rounds:
         heartbeats: are notified of signs of life.
         progress: records the workers' progress.
         clock: the job's time, seconds.
-        on_disc: takes a worker's report on its commits on disk.
+        on_disk: takes a worker's report on its commits on disk.
         end: ends the job for an operator, and returns the action taken.
     """
 
@@ -70,14 +70,14 @@ class Rounds:
         heartbeats: Heartbeats,
         progress: Progress,
         clock: Callable[[], float],
-        on_disc: Callable[[DiscReport], None],
+        on_disk: Callable[[DiskReport], None],
         end: Callable[[], str],
     ) -> None:
         self._stepper = stepper
         self._heartbeats = heartbeats
         self._progress = progress
         self._clock = clock
-        self.on_disc = on_disc
+        self.on_disk = on_disk
         self._end = end
         self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
         self._placed: dict[WorkerId, RoundAssignment] = {}

@@ -42,7 +42,7 @@ class DriverStandstills:
         self.book(at_once=True)
         self._standstills.append((stood_s, time.monotonic(), self._round_that_trains()))
         self._chronicle.warning(
-            f"the driver stood still for {stood_s:.0f} s: it was stopped or starved, or a disc that it writes to hung; "
+            f"the driver stood still for {stood_s:.0f} s: it was stopped or starved, or a disk that it writes to hung; "
             "no time limit ran meanwhile"
         )
 

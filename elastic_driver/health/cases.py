@@ -132,10 +132,10 @@ def _awaited(seen: Seen, text: str, collective: str) -> Case:
     if vitals.traced:
         return Case(Kind.TRACED, f"{text}; a debugger holds it", collective)
     if vitals.state == "D":
-        text += "; it is in a system call that cannot be interrupted (state D): a disc, mostly"
+        text += "; it is in a system call that cannot be interrupted (state D): a disk, mostly"
     return Case(Kind.LACKS, text, collective)
 
 
 def _does_nothing(seen: Seen) -> str:
     text = f"it has neither computed, read nor written anything for {seen.at_s - seen.quiet_s:.0f} s"
-    return f"{text} (state D: a disc, mostly)" if seen.vitals.state == "D" else text
+    return f"{text} (state D: a disk, mostly)" if seen.vitals.state == "D" else text

@@ -107,7 +107,7 @@ class HealthWatch:
     def __init__(self, rules: Rules, state: State, now: float) -> None:
         numbers = count(1)
         self._state = state
-        self._is_on_disc = False
+        self._is_on_disk = False
         self._hangs = HangWatch(proves=rules.hang_action == HangAction.END, numbers=numbers)
         self._suspicions = Suspicions(numbers)
         self._stalls = StallWatch(self._hangs)
@@ -146,7 +146,7 @@ class HealthWatch:
                 self._hangs.answer(worker, number, text)
                 return [*self._suspicions.answer(worker, number, text)]
             case CommitFound():
-                self._is_on_disc = True
+                self._is_on_disk = True
             case TimePassed():
                 return self._pass_time(event, now)
         return []
@@ -270,7 +270,7 @@ class HealthWatch:
         return now + self._heartbeats.look_in_s(now) if self._heartbeats.interval_s else math.inf
 
     def _why_spared(self, worker: WorkerId, ended: Collection[WorkerId]) -> str:
-        return why_spared(self._state, worker, ended, is_on_disc=self._is_on_disc)
+        return why_spared(self._state, worker, ended, is_on_disk=self._is_on_disk)
 
     def _may_be_silent(self, worker: WorkerId) -> bool:
         """Return whether it is in a debugger, or stopped by a signal and spared, as it alone has the state."""

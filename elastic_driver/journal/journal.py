@@ -121,13 +121,13 @@ class Journal:
         self.on_error: Callable[[Exception], object] = lambda error: None
         self.beside: Callable[[], Fact | None] = lambda: None
         self._news: list[Kept | Dropped] = []
-        self._number = self._on_disc = 0  # of the last news that came, and that is on disk
+        self._number = self._on_disk = 0  # of the last news that came, and that is on disk
         self._waiting: deque[tuple[int, Callable[[], object]]] = deque()  # until that number is on disk
         self._loop: asyncio.AbstractEventLoop | None = None  # from the first write on
         self._writes = 0  # under way
 
     @property
-    def is_on_disc(self) -> bool:
+    def is_on_disk(self) -> bool:
         """Whether something of this driver's is on disk."""
         return self._snapshot_bytes > 0
 
@@ -185,7 +185,7 @@ class Journal:
 
     def when_kept(self, callback: Callable[[], object]) -> None:
         """Call back when all facts so far are on disk. Those before the first write go with it. See Keeper."""
-        if self._on_disc == self._number or self._given_up.is_set():
+        if self._on_disk == self._number or self._given_up.is_set():
             callback()
         else:
             self._waiting.append((self._number, callback))
@@ -213,7 +213,7 @@ class Journal:
         def written(outcome: Exception | None) -> None:
             self._writes -= 1
             if outcome is None:
-                self._on_disc = number
+                self._on_disk = number
                 while self._waiting and self._waiting[0][0] <= number:
                     loop.call_soon(self._waiting.popleft()[1])  # their errors are not the journal's
             done(outcome)

@@ -50,7 +50,7 @@ class Store(Protocol):
 class FolderStore:
     """The store in a locked folder."""
 
-    silence = "the disc does not answer"
+    silence = "the disk does not answer"
 
     def __init__(self, folder: JournalFolder) -> None:
         self._folder = folder

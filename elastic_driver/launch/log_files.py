@@ -68,7 +68,7 @@ class LogFiles:
     def write(self, stream: Stream, data: bytes) -> None:
         """Append whole lines, soon. Never blocks."""
         if not self._writer.put(functools.partial(self._write, stream, data), len(data)):
-            self._warn(f"some of the output of workers is not in {self._folder}: the disc does not keep up")
+            self._warn(f"some of the output of workers is not in {self._folder}: the disk does not keep up")
 
     def close(self) -> None:
         """Close the files when everything is written. Harmless when repeated."""

@@ -90,7 +90,7 @@ class OutputFiles:
         self._warn = warn
         self._writer: FileWriter | None = None  # made with the first worker
         self._files: dict[WorkerId, LogFiles] = {}
-        self._disc_warned = False
+        self._disk_warned = False
         self._is_lacking = False  # also written by the writer's thread
 
     @property
@@ -114,14 +114,14 @@ class OutputFiles:
         def warn(message: str) -> None:
             self._is_lacking = True
             with contextlib.suppress(RuntimeError):  # the job has ended, and the loop with it
-                loop.call_soon_threadsafe(self._warn_disc, message)
+                loop.call_soon_threadsafe(self._warn_disk, message)
 
         try:
             if self._writer is None:
                 self._writer = FileWriter("elasticrun-files")
         except RuntimeError as error:  # cannot start a thread
             self._is_lacking = True
-            self._warn_disc(f"cannot write the output of workers to {self._kept_in}: {in_words(error)}")
+            self._warn_disk(f"cannot write the output of workers to {self._kept_in}: {in_words(error)}")
             return
         self.end(worker)
         if self._logs is not None and keeps_logs:
@@ -174,13 +174,13 @@ class OutputFiles:
         if writer is not None:
             writer.close()
             if writer.lost:
-                self._warn(f"{writer.lost} bytes of output are not in {self._kept_in}: the disc does not keep up")
+                self._warn(f"{writer.lost} bytes of output are not in {self._kept_in}: the disk does not keep up")
 
     @property
     def _kept_in(self) -> Path | None:
         return self._logs.folder if self._folder is None and self._logs is not None else self._folder
 
-    def _warn_disc(self, message: str) -> None:
-        if not self._disc_warned:
-            self._disc_warned = True
+    def _warn_disk(self, message: str) -> None:
+        if not self._disk_warned:
+            self._disk_warned = True
             self._warn(f"{message}; the job goes on without")

@@ -23,7 +23,7 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.frames import Message
 from elastic_driver.rendezvous.messages import (
     Body,
-    DiscReport,
+    DiskReport,
     NextRoundReply,
     NextRoundRequest,
     Notice,
@@ -32,7 +32,7 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.vitals import Vitals
 from elastic_driver.words import NO_BARS
 
-PROTOCOL = 16
+PROTOCOL = 17
 """Version of the messages and of the frames. Both ends must have the same: no message is read across versions, and a
 change of any message changes this number. Only the first two messages are stable: a Hello has its protocol and version,
 by which it is refused, and a Refused says why.
@@ -640,7 +640,7 @@ class Levels(Said, name="levels"):
     another.
 
     These ordinary messages follow, in this order: the last Running of each worker in the current round; each open
-    Ready; OnDisc; Warmed, Prepared; Leaves; Put of all keys of the current round set by workers here; open Wants and
+    Ready; OnDisk; Warmed, Prepared; Leaves; Put of all keys of the current round set by workers here; open Wants and
     Asks, under their numbers; and then earlier messages that no driver has kept.
 
     Attributes:
@@ -844,11 +844,11 @@ class GpusSeen(Said, name="gpus"):
 
 
 @dataclass(frozen=True)
-class OnDisc(Said, name="on_disc"):
+class OnDisk(Said, name="on_disk"):
     """A worker's report on its commits on disk."""
 
     worker: str
-    disc: DiscReport
+    disk: DiskReport
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def parse_next_round_reply(body: bytes) -> NextRoundReply:
 
 
 @dataclass(frozen=True, slots=True)
-class DiscReport:
+class DiskReport:
     """The state of a worker's commit folder on disk, sent with its heartbeats.
 
     Attributes:
@@ -196,7 +196,7 @@ class WatchRequest(Body):
         leaving: whether this is its last watch of the round, since the process called shutdown(): silence is expected
             from here on.
         exiting: likewise, since the process runs its exit handlers and is about to end.
-        disc: the state of its commits on disk; None if it writes none.
+        disk: the state of its commits on disk; None if it writes none.
     """
 
     worker: WorkerId
@@ -206,7 +206,7 @@ class WatchRequest(Body):
     waiting: bool = False
     leaving: bool = False
     exiting: bool = False
-    disc: DiscReport | None = None
+    disk: DiskReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

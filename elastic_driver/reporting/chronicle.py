@@ -20,14 +20,14 @@ from elastic_driver.core.standing import Standing
 from elastic_driver.health.findings import StallEnded, Told
 from elastic_driver.health.sampler import Sampled
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.rendezvous.messages import DiscReport
+from elastic_driver.rendezvous.messages import DiskReport
 from elastic_driver.reporting.goodput import Goodput
 from elastic_driver.reporting.happenings import (
     ChiefEnded,
     ChiefStarted,
     ChiefStopped,
     DiscoveryRan,
-    DiscReported,
+    DiskReported,
     FirstFailure,
     Happening,
     HostLost,
@@ -91,7 +91,7 @@ _OF_BACKENDS: Mapping[Backend | None, str] = {
 class _Folder:
     """A folder of commits on disk, according to the last report of the worker that writes them."""
 
-    report: DiscReport
+    report: DiskReport
     troubled: int = 0  # consecutive reports of trouble
 
     def __str__(self) -> str:
@@ -268,7 +268,7 @@ class Chronicle:
         self._listeners.append(listener)
 
     @property
-    def disc_reports(self) -> list[DiscReport]:
+    def disk_reports(self) -> list[DiskReport]:
         """The last report on each folder of commits that is tracked."""
         return [folder.report for folder in self._folders.values()]
 
@@ -464,7 +464,7 @@ class Chronicle:
         """Warn the user."""
         self._tell(Remark(text, warning=True))
 
-    def on_disc(self, report: DiscReport) -> None:
+    def on_disk(self, report: DiskReport) -> None:
         """Note a folder's newest commit on disk, for the summary; warn at intervals while commits do not reach it.
 
         A worker reports trouble at once itself; this warns of trouble that persists over several heartbeats.
@@ -474,7 +474,7 @@ class Chronicle:
         folder.report = replace(report, written=max(report.written, folder.report.written))
         folder.troubled = folder.troubled + 1 if report.trouble else 0
         self._folders[report.folder] = folder
-        self._tell(DiscReported(report.folder, report.where, folder.report.written, report.commits, report.trouble))
+        self._tell(DiskReported(report.folder, report.where, folder.report.written, report.commits, report.trouble))
         if len(self._folders) > _MOST_FOLDERS:
             del self._folders[next(iter(self._folders))]
         if folder.troubled >= 2 and folder.troubled.bit_count() == 1:
@@ -495,7 +495,7 @@ class Chronicle:
         """Report that this driver has taken the job over from one that died."""
         self._tell(taken)
 
-    def found_on_disc(self, where: str, newest: int, damaged: tuple[int, ...] = ()) -> None:
+    def found_on_disk(self, where: str, newest: int, damaged: tuple[int, ...] = ()) -> None:
         """Note the commits in the driver's own folder, once no process writes there any more.
 
         Args:
@@ -506,7 +506,7 @@ class Chronicle:
         if not self._folders and not self._has_trained:
             return  # the folder may be one that could not be read
         if not self._folders:
-            self._folders[""] = _Folder(DiscReport("", where, newest, newest, "", drivers=True))
+            self._folders[""] = _Folder(DiskReport("", where, newest, newest, "", drivers=True))
         for folder in self._folders.values():
             last = folder.report
             if last.drivers:
@@ -526,7 +526,7 @@ class Chronicle:
         booked = self.goodput.job()
         return [(booked.told(), False)] if booked is not None and booked.share else []
 
-    def _disc_notes(self) -> list[tuple[str, bool]]:
+    def _disk_notes(self) -> list[tuple[str, bool]]:
         """Return the summary's lines on commits on disk, each with whether it is a warning."""
         folders = sorted(self._folders.values(), key=lambda folder: -folder.report.written)
         notes = [(f"on disk: {folder}", bool(folder.report.trouble)) for folder in folders[:_NAMED_FOLDERS]]
@@ -613,5 +613,5 @@ class Chronicle:
             last,
             self._left_out_s + sum(change.took_s or 0.0 for change in changes),
             self._unknown + sum(change.took_s is None for change in changes),
-            [*self._standstill_notes(), *self._goodput_notes(), *self._disc_notes()],
+            [*self._standstill_notes(), *self._goodput_notes(), *self._disk_notes()],
         )

@@ -25,7 +25,7 @@ from elastic_driver.reporting.happenings import (
     ChiefStarted,
     ChiefStopped,
     DiscoveryRan,
-    DiscReported,
+    DiskReported,
     FirstFailure,
     Happening,
     HostLost,
@@ -70,7 +70,7 @@ Record = dict[str, Any]
 def records_of(happening: Happening) -> list[Record]:
     """Return the happening's events: ``{"event": NAME, ...}``, without the time; none for those that are periodic."""
     match happening:
-        case Status() | DiscoveryRan() | DiscReported() | MomentPassed():
+        case Status() | DiscoveryRan() | DiskReported() | MomentPassed():
             return []
         case JobStarted(again=True) | ProcessStarted(again=True):
             return []

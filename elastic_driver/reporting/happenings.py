@@ -489,7 +489,7 @@ class DiscoveryRan:
 
 
 @dataclass(frozen=True, slots=True)
-class DiscReported:
+class DiskReported:
     """The state of the commits in a folder, which is reported with heartbeats.
 
     Attributes:
@@ -553,7 +553,7 @@ Happening: TypeAlias = (
     | JobEnded
     | Status
     | DiscoveryRan
-    | DiscReported
+    | DiskReported
     | MomentPassed
     | Sampled
 )

@@ -26,7 +26,7 @@ from elastic_driver.reporting.happenings import (
     ChiefStarted,
     ChiefStopped,
     DiscoveryRan,
-    DiscReported,
+    DiskReported,
     FirstFailure,
     Happening,
     HostLost,
@@ -96,7 +96,7 @@ class Narrator:
         if not isinstance(happening, ProcessEnded | Status):
             self._tell_of_alike()
         match happening:
-            case DiscoveryRan() | DiscReported() | LogCut():
+            case DiscoveryRan() | DiskReported() | LogCut():
                 pass  # the chronicle warns of problems
             case Sampled():
                 pass  # the status line shows the present

@@ -17,7 +17,7 @@ from elastic_driver.codec import Count, Seconds
 from elastic_driver.hosts import WorkerId
 from elastic_driver.reporting.happenings import (
     DiscoveryRan,
-    DiscReported,
+    DiskReported,
     Happening,
     HostLost,
     HostUnready,
@@ -237,8 +237,8 @@ class Tally:
             case DiscoveryRan(took_s, failed):
                 self.discovery.add(took_s)
                 self.discovery_failures += failed
-            case DiscReported():
-                self._note_disc(happening)
+            case DiskReported():
+                self._note_disk(happening)
             case _:
                 pass
 
@@ -295,7 +295,7 @@ class Tally:
         else:
             self.failures["signal" if ended.returncode < 0 else "exit_code"] += 1
 
-    def _note_disc(self, said: DiscReported) -> None:
+    def _note_disk(self, said: DiskReported) -> None:
         folder, written, commits = said.folder, said.written, said.commits
         known = self.durable.pop(folder, (-1, 0))
         self.durable[folder] = max(known[0], written), commits

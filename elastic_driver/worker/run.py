@@ -118,9 +118,9 @@ def _origin(error: Exception) -> tuple[str, bool]:
 
 def _enter(process: Runtime, state: State, func: Callable[..., object]) -> None:
     """Sync the state with the round, and report to the driver."""
-    on_disc = durable()
-    if on_disc is not None:
-        on_disc.enter(state)
+    on_disk = durable()
+    if on_disk is not None:
+        on_disk.enter(state)
     if current().assignment.sync:
         state.sync()
     process.report_running(state._commits)
@@ -128,6 +128,6 @@ def _enter(process: Runtime, state: State, func: Callable[..., object]) -> None:
 
 
 def _finish(state: State) -> None:
-    on_disc = durable()
-    if on_disc is not None and current_round().initialized:
-        on_disc.finish(state, rank=current_round().slot.rank)
+    on_disk = durable()
+    if on_disk is not None and current_round().initialized:
+        on_disk.finish(state, rank=current_round().slot.rank)

@@ -88,12 +88,12 @@ class State:
         current_round().refuse_if_forked()
         self._save_as(self._commits + 1)
         vitals.note_commit(self._commits)
-        on_disc = durable()
+        on_disk = durable()
         current = current_round()
         if current.joined is not None:
             current.joined.note_restore_point()
-        if on_disc is not None and current.initialized:
-            on_disc.offer(self, rank=current.context.slot.rank)
+        if on_disk is not None and current.initialized:
+            on_disk.offer(self, rank=current.context.slot.rank)
         self.check_host_updates()
 
     def _save_as(self, commits: int) -> None:
@@ -146,7 +146,7 @@ class State:
             lend: whether another thread will read it: later saves then leave it unchanged, until the next is lent.
         """
         raise DurableError(
-            f"cannot write a {type(self).__name__} to disc: it has no _durable_values and _load_durable; use "
+            f"cannot write a {type(self).__name__} to disk: it has no _durable_values and _load_durable; use "
             "ObjectState or TorchState, or leave --durable-dir away"
         )
 

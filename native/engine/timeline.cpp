@@ -17,7 +17,7 @@ namespace {
 
 // Who looks 0.1 s after an operation finds it in the file.
 constexpr std::chrono::milliseconds kWriteMs{50};
-// A disc that hangs costs events, not memory without end.
+// A disk that hangs costs events, not memory without end.
 constexpr size_t kMostPending = size_t{16} << 20;
 // What ends the file. The next events are written over it.
 constexpr const char* kTail = "\n]\n";

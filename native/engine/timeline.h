@@ -14,7 +14,7 @@
 
 namespace elastic {
 
-// Events are written by a thread of its own, so that a slow disc does not slow the operations, every kWriteMs. The file
+// Events are written by a thread of its own, so that a slow disk does not slow the operations, every kWriteMs. The file
 // is complete JSON after each write, whatever becomes of the process.
 class Timeline {
  public:

@@ -1,4 +1,4 @@
-"""Commits on disc under faults: killed and stopped writers, a disc that is full or gone, machines that are lost."""
+"""Commits on disk under faults: killed and stopped writers, a disk that is full or gone, machines that are lost."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_killed_in_the_middle_of_writing_and_gone_on_with_at_another_size(tmp_pa
     assert len(list(folder.glob("commit-*"))) == 3
 
 
-def test_a_disc_that_is_full_and_has_room_again(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_and_has_room_again(tmp_path: Path) -> None:
     folder = tmp_path / "commits"
     training = Stoppable(tmp_path, "localhost:2\n", "-np", "2", "--durable-dir", str(folder), BALLAST=2 * MIB)
     with training.job as job:
@@ -145,7 +145,7 @@ def test_a_disc_that_is_full_and_has_room_again(tmp_path: Path) -> None:
         assert newest(folder) == before
         until(job, "a moment between two tries", lambda: not list(folder.glob(".commit-*")))
         writer.rlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        until(job, "that there is room", lambda: "are on disc in" in job.said())
+        until(job, "that there is room", lambda: "are on disk in" in job.said())
         last = training.end()
         assert job.said().count("training goes on") == 1
         assert f"elasticrun: on disk: commit {last} in {folder}\n" in job.said()
@@ -199,50 +199,50 @@ def test_a_stopped_writer_is_followed_by_another(tmp_path: Path) -> None:
         durable_format.read(path)
 
 
-def test_discs_of_machines_one_of_which_is_lost(tmp_path: Path) -> None:
-    discs = tmp_path / "discs"
+def test_disks_of_machines_one_of_which_is_lost(tmp_path: Path) -> None:
+    disks = tmp_path / "disks"
     flags = ("-np", "2", "--durable-dir", str(tmp_path / "driver"), "--durable-every", "1")
-    with start(tmp_path / "1", TWO_HOSTS, *flags, LOCAL_DISCS=discs, BALLAST=MIB) as job:
-        beyond(job, discs / "localhost", 5)
-        beyond(job, discs / "127.0.0.1", 5)
+    with start(tmp_path / "1", TWO_HOSTS, *flags, LOCAL_DISCS=disks, BALLAST=MIB) as job:
+        beyond(job, disks / "localhost", 5)
+        beyond(job, disks / "127.0.0.1", 5)
         kill_all(job)
         weights = {line["step"]: line["weights"] for line in job.steps()}
     assert not list((tmp_path / "driver").glob("commit-*")), "the driver's machine trains nothing"
-    # The machine of rank 0 comes back with a new disc.
-    shutil.rmtree(discs / "localhost")
-    kept = newest(discs / "127.0.0.1")
-    with start(tmp_path / "2", TWO_HOSTS, *flags, LOCAL_DISCS=discs, BALLAST=MIB, STEPS=kept + 8) as job:
+    # The machine of rank 0 comes back with a new disk.
+    shutil.rmtree(disks / "localhost")
+    kept = newest(disks / "127.0.0.1")
+    with start(tmp_path / "2", TWO_HOSTS, *flags, LOCAL_DISCS=disks, BALLAST=MIB, STEPS=kept + 8) as job:
         assert job.wait() == 0, job.said()
         lines = job.steps()
-        assert f"going on from commit {kept} in {discs}/127.0.0.1 on 127.0.0.1" in job.said()
+        assert f"going on from commit {kept} in {disks}/127.0.0.1 on 127.0.0.1" in job.said()
         for host in ("localhost", "127.0.0.1"):
-            assert f"elasticrun: on disk: commit {kept + 8} in {discs}/{host} on {host}\n" in job.said()
+            assert f"elasticrun: on disk: commit {kept + 8} in {disks}/{host} on {host}\n" in job.said()
     assert min(line["step"] for line in lines) == kept + 1
     check_agreement(lines)
     assert all(line["weights"] == weights[line["step"]] for line in lines if line["step"] in weights)
-    assert newest(discs / "localhost") == newest(discs / "127.0.0.1") == kept + 8
+    assert newest(disks / "localhost") == newest(disks / "127.0.0.1") == kept + 8
 
 
-@pytest.mark.release  # unit/worker/test_durable.py has it of one disc
-def test_what_one_disc_has_torn_another_has_whole(tmp_path: Path) -> None:
+@pytest.mark.release  # unit/worker/test_durable.py has it of one disk
+def test_what_one_disk_has_torn_another_has_whole(tmp_path: Path) -> None:
     """Then none has any."""
-    discs = tmp_path / "discs"
+    disks = tmp_path / "disks"
     flags = ("-np", "2", "--durable-dir", str(tmp_path / "driver"), "--durable-every", "1")
-    with start(tmp_path / "1", TWO_HOSTS, *flags, LOCAL_DISCS=discs, STEPS=8) as job:
+    with start(tmp_path / "1", TWO_HOSTS, *flags, LOCAL_DISCS=disks, STEPS=8) as job:
         assert job.wait() == 0, job.said()
-    before = sorted((discs / "localhost").glob("commit-*"))
+    before = sorted((disks / "localhost").glob("commit-*"))
     assert len(before) == 2
-    (discs / "localhost" / before[1].name).write_bytes(b"torn")
-    for path in sorted((discs / "127.0.0.1").glob("commit-*"))[:-1]:
+    (disks / "localhost" / before[1].name).write_bytes(b"torn")
+    for path in sorted((disks / "127.0.0.1").glob("commit-*"))[:-1]:
         path.unlink()
-    with start(tmp_path / "2", TWO_HOSTS, *flags, LOCAL_DISCS=discs, STEPS=9) as job:
+    with start(tmp_path / "2", TWO_HOSTS, *flags, LOCAL_DISCS=disks, STEPS=9) as job:
         assert job.wait() == 0, job.said()
         assert f"{before[1]} is no whole commit: 4 bytes are too few; going back" in job.said()
-        assert f"going on from commit 8 in {discs}/127.0.0.1" in job.said()
-    files = list(discs.glob("*/commit-*"))
+        assert f"going on from commit 8 in {disks}/127.0.0.1" in job.said()
+    files = list(disks.glob("*/commit-*"))
     for path in files:
         path.write_bytes(path.read_bytes()[:-1])
-    with start(tmp_path / "3", TWO_HOSTS, *flags, LOCAL_DISCS=discs, STEPS=9) as job:
+    with start(tmp_path / "3", TWO_HOSTS, *flags, LOCAL_DISCS=disks, STEPS=9) as job:
         assert job.wait() == 1
         assert f"none of the {len(files)} commits can be used" in job.said()
         assert all(str(path) in job.said() for path in files)
@@ -253,9 +253,9 @@ def test_all_that_is_known_is_lost_with_its_machine(tmp_path: Path) -> None:
     """The job goes not on from nothing, and says so."""
     with start(
         tmp_path, TWO_HOSTS, "-np", "1", "--max-np", "1", "--durable-dir", str(tmp_path / "driver"),
-        LOCAL_DISCS=tmp_path / "discs",
+        LOCAL_DISCS=tmp_path / "disks",
     ) as job:  # fmt: skip
-        beyond(job, tmp_path / "discs" / "localhost", 3)
+        beyond(job, tmp_path / "disks" / "localhost", 3)
         rank_0(job).send_signal(signal.SIGKILL)
         assert job.wait() == 1, job.said()
         assert "all workers that had the training's state are lost, and none of its commits is in" in job.said()

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from elastic_driver.rendezvous.server.web import WebRequest
-from elastic_driver.reporting.happenings import DiscoveryRan, DiscReported, JobStarted
+from elastic_driver.reporting.happenings import DiscoveryRan, DiskReported, JobStarted
 from elastic_driver.reporting.metrics import MetricsPage
 from elastic_driver.reporting.tally import Tally
 
@@ -32,7 +32,7 @@ def promtool(*words: str, cwd: Path = EXAMPLES, stdin: str = "") -> str:
 def page() -> str:
     """Metrics of a job, with all that others may tell of it."""
     tally = Tally()
-    for happening in (JobStarted("u", "1"), DiscoveryRan(0.1, failed=False), DiscReported("f", "/a", 3, 4, "")):
+    for happening in (JobStarted("u", "1"), DiscoveryRan(0.1, failed=False), DiskReported("f", "/a", 3, 4, "")):
         tally.hear(happening)
     status: dict[str, Any] = {
         **{"age_s": 1.0, "phase": "running", "on_change": "in-place", "round_id": 1, "commits": 4},

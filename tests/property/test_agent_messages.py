@@ -33,7 +33,7 @@ from elastic_driver.rendezvous.agent_messages import Said, Start, Started, Welco
 from elastic_driver.rendezvous.entries import pack_entries
 from elastic_driver.rendezvous.frames import Message
 from elastic_driver.rendezvous.messages import (
-    DiscReport,
+    DiskReport,
     JobOver,
     LeaveRequest,
     NextRoundRequest,
@@ -62,7 +62,7 @@ pytestmark = pytest.mark.property
 A, B, OTHER = WorkerId("a", 0, 0), WorkerId("a", 1, 0), WorkerId("b", 0, 0)
 TO_DRIVER = (
     *(words.Started, words.NotStarted, words.Dying, words.Exited, words.Finished, words.Spared, words.Output),
-    *(words.Ready, words.Running, words.Heard, words.OnDisc, words.Ask, words.Put, words.Want, words.Warmed),
+    *(words.Ready, words.Running, words.Heard, words.OnDisk, words.Ask, words.Put, words.Want, words.Warmed),
     words.VitalsSeen,
     *(words.Warning, words.Leaves, words.Bye, words.Listening, words.Probed),
     *(words.PortHeld, words.Stacked, words.StacksTold),
@@ -119,7 +119,7 @@ def _of_rounds(draw: st.DrawFn, kind: type) -> Any:
         ),
         Removed: Removed("y"),
         JobOver: JobOver("x"),
-        DiscReport: DiscReport("id", "/d", number, other, "full", drivers=True),
+        DiskReport: DiskReport("id", "/d", number, other, "full", drivers=True),
         Vitals: Vitals(1.0, 2, state="S", round_id=number, rank=other, steps=30, own_s=0.5, waits_s=3.0),
     }[kind]
     return to_data(Annotated[Vitals, ROW] if kind is Vitals else kind, value)

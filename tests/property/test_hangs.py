@@ -34,7 +34,7 @@ MODES = (
     "stop and go",
     "traced",
     "held",
-    "disc",
+    "disk",
     "silent",
     "poll",
     "lock",
@@ -149,7 +149,7 @@ class World:
                 return replace(look, wakes=look.wakes + (tick % 20 == 0))
             case "lock":
                 return replace(look, awaits="a file lock")
-            case "disc":
+            case "disk":
                 return replace(look, state="D")
         return look
 

@@ -90,7 +90,7 @@ WORLDS = {
     "all hosts replaced": World(("a:2", "b:2"), limits(1, 2, 2), True, 5, 45, spared=3),
     "reset limit": World(("a:1 b:1", "a:1 b:1 c:1"), limits(1, 2, 2, reset_limit=1), True, 7, 820),
     "a standby": World(("a:1 b:1 c:1", "a:1 c:1"), limits(1, 2, 2, num_standby=1), True, 5, 100, spared=3),
-    "all lost, commits on disc": World(
+    "all lost, commits on disk": World(
         ("a:1 b:1", "a:1"), limits(1, 2, durable=True, cooldown_range_s=COOLDOWN), True, 6, 260, spared=3
     ),
     "fails again and again": World(

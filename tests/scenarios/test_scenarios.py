@@ -43,7 +43,7 @@ Of a history whose workers' health is watched:
     TIME does WHO WHAT              trains, trains=1.5 (it takes so many times as long for each step), hangs, computes,
                                     is-stopped, is-debugged, waits-for-a-lock, is-silent: others wait for it meanwhile
     TIME stacks WHAT                of all who are asked: same (unless this says otherwise), none, moving, debugger
-    TIME on-disc                    a commit that the job can go on from
+    TIME on-disk                    a commit that the job can go on from
     TIME scripts                    the workers do not use this library: who "hangs" does nothing, all others compute
     TIME mute HOST                  its agent says nothing, though its machine acknowledges; unmute for the opposite
     TIME pass                       nothing, but the time until then
@@ -303,7 +303,7 @@ def play_health(watched: WatchedJob, words: list[str]) -> list[str]:
             watched.stack = {"same": STACK, "none": None, "debugger": AT_A_PROMPT, "moving": ""}[rest[0]]
         case "scripts":
             watched.workers.scripts = True
-        case "on-disc":
+        case "on-disk":
             watched.find_commit()
         case "mute":
             watched.unheard[rest[0]] = watched.job.now
@@ -316,7 +316,7 @@ def play_health(watched: WatchedJob, words: list[str]) -> list[str]:
     return lines
 
 
-HEALTH = ("does", "stacks", "scripts", "on-disc", "mute", "unmute", "pass")
+HEALTH = ("does", "stacks", "scripts", "on-disk", "mute", "unmute", "pass")
 
 
 def feed_line(job: Job, words: list[str]) -> list[Command]:

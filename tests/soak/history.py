@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-# What was done longer before the loss of all processes than this is on disc: the writer was not busy all the time.
+# What was done longer before the loss of all processes than this is on disk: the writer was not busy all the time.
 # Seconds of training; a gap between two steps counts as at most _GAP_S, because a writer may be lost in a longer one.
 ON_DISC_AFTER_S = 5.0
 _GAP_S = 0.5
@@ -33,7 +33,7 @@ def digest(arrays: Iterable[np.ndarray[Any, Any]]) -> str:
 
 @dataclass(slots=True)
 class Commit:
-    """A commit on disc, as its file says."""
+    """A commit on disk, as its file says."""
 
     commits: int
     step: int
@@ -77,25 +77,25 @@ class History:
         commit_every: steps from one commit to the next; there is one at each end of an epoch as well.
         samples: of the data set.
         per_step: samples that all ranks together use in a step; divides ``samples``.
-        on_disc_after_s: seconds of training after which a commit is on disc at the latest.
+        on_disk_after_s: seconds of training after which a commit is on disk at the latest.
     """
 
     def __init__(
-        self, *, commit_every: int, samples: int, per_step: int, on_disc_after_s: float = ON_DISC_AFTER_S
+        self, *, commit_every: int, samples: int, per_step: int, on_disk_after_s: float = ON_DISC_AFTER_S
     ) -> None:
         self.commit_every = commit_every
         self.samples = samples
         self.per_epoch = samples // per_step
-        self.on_disc_after_s = on_disc_after_s
+        self.on_disk_after_s = on_disk_after_s
         self.steps: dict[int, _Step] = {}
         self.last = 0
         self.epochs = 0
         self.lost = 0
         self.lost_at_most = 0
-        self.lost_to_disc_at_most = 0
-        self.from_disc = 0
+        self.lost_to_disk_at_most = 0
+        self.from_disk = 0
         self.rounds = 0
-        self.on_disc: Commit | None = None  # what a job that begins anew goes on from, or something later
+        self.on_disk: Commit | None = None  # what a job that begins anew goes on from, or something later
         self._jobs: list[_Job] = []
 
     def begin_job(self, job_id: str) -> None:
@@ -173,7 +173,7 @@ class History:
             assert not planned or not lost, f"a planned change lost {lost} steps at {first}: {line}"
             self.lost_at_most = max(self.lost_at_most, lost)
         elif self.last:
-            self._enter_from_disc(job, line, lost)
+            self._enter_from_disk(job, line, lost)
         self.lost += lost
         for step in range(first, self.last + 1):
             del self.steps[step]
@@ -185,24 +185,24 @@ class History:
         done = one.last - 1
         return max(one.first - 1, done - done % self.commit_every, done - done % self.per_epoch)
 
-    def _enter_from_disc(self, job: _Job, line: dict[str, Any], lost: int) -> None:
-        self.from_disc += 1
-        self.lost_to_disc_at_most = max(self.lost_to_disc_at_most, lost)
+    def _enter_from_disk(self, job: _Job, line: dict[str, Any], lost: int) -> None:
+        self.from_disk += 1
+        self.lost_to_disk_at_most = max(self.lost_to_disk_at_most, lost)
         if job.rounds:
             newest = job.members[max(job.rounds)]
             living = sorted(newest - job.gone)
-            assert not living, f"went back to the disc though {living} had the state: {line}"
-        since = self.steps[self.last].trained_s - self.on_disc_after_s
+            assert not living, f"went back to the disk though {living} had the state: {line}"
+        since = self.steps[self.last].trained_s - self.on_disk_after_s
         first = line["step"]
         late = [step for step in range(first, self.last + 1) if self.steps[step].trained_s < since]
         # The steps after the last commit are nowhere, however old they are.
         assert len(late) < self.commit_every, (
-            f"{len(late)} steps older than {self.on_disc_after_s:g} s were lost: {line}"
+            f"{len(late)} steps older than {self.on_disk_after_s:g} s were lost: {line}"
         )
-        expected, self.on_disc = self.on_disc, None
+        expected, self.on_disk = self.on_disk, None
         if expected is None:
             return
-        assert line["commits"] >= expected.commits, f"commit {expected.commits} was on disc: {line}"
+        assert line["commits"] >= expected.commits, f"commit {expected.commits} was on disk: {line}"
         if line["commits"] == expected.commits:
             assert first == expected.step + 1, f"commit {expected.commits} is of step {expected.step}: {line}"
         if expected.step in self.steps:

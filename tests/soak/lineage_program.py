@@ -3,7 +3,7 @@
 Environment: STEP_LOG (file), STEP_S (seconds of work a step), FAULTS and SLOW_START as for program.py, if at all.
 
 What a step does to the weights depends on the round, so that two rounds that train from the same commit differ. The
-state says which rounds have made it (``trail``: each round's job, number and first step); so does each commit on disc.
+state says which rounds have made it (``trail``: each round's job, number and first step); so does each commit on disk.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Events come from a shuffled deck, so that a run of some minutes has all of them. After each, training must go on within
 a minute. All the time the rules of history.py are looked at: ranks agree bit for bit, no more is lost than since the
 last commit (none by a planned change), each sample of an epoch is used once, also by the jobs that go on from the
-commits on disc when ``elasticrun`` was killed, was told to end, or ended because a rank left early. Nothing may be left
+commits on disk when ``elasticrun`` was killed, was told to end, or ended because a rank left early. Nothing may be left
 by a job or gather in one: processes, descriptors, shared memory, memory, files. The first thing that is wrong ends
 it, as an AssertionError.
 """
@@ -249,7 +249,7 @@ class Soak:
             self.longest["until workers were gone"] = max(self.longest["until workers were gone"], took_s)
 
     def newest_commit(self) -> Commit:
-        """The last one on disc. Another may be on its way while processes live."""
+        """The last one on disk. Another may be on its way while processes live."""
         for _ in range(5):
             commits, path = commit_files(self.durable)[-1]
             try:
@@ -264,12 +264,12 @@ class Soak:
         return digest(one.numpy() for one in values["model"].values())
 
     def begin_again(self) -> None:
-        """Starts a job that must go on from what the one before has put on disc."""
+        """Starts a job that must go on from what the one before has put on disk."""
         self.mode.write_text("")
         self.slow.unlink(missing_ok=True)
         self.look()  # the last that the driver wrote
         self.look_into_journal()
-        self.history.on_disc = self.newest_commit()
+        self.history.on_disk = self.newest_commit()
         self.begin()
 
     def look_into_journal(self) -> None:
@@ -414,17 +414,17 @@ class Soak:
                 self.back_on_the_list(host)
 
     def all_lost(self) -> None:
-        """Everybody who has the state; the job goes back to the disc by itself."""
+        """Everybody who has the state; the job goes back to the disk by itself."""
         living = self.full()
         self.spared = ""
         for line in living:
             os.kill(line["pid"], signal.SIGSTOP)  # so that none of them writes after we have looked
-        self.history.on_disc = self.newest_commit()
+        self.history.on_disk = self.newest_commit()
         for line in living:
             with contextlib.suppress(ProcessLookupError):  # its host went with the first one, or it was found frozen
                 os.kill(line["pid"], signal.SIGKILL)
-        at = self.history.from_disc
-        self.until("a return to the disc", lambda: self.history.from_disc > at)
+        at = self.history.from_disk
+        self.until("a return to the disk", lambda: self.history.from_disk > at)
 
     # --- what is done: planned ---------------------------------------------------------------------------------------
 
@@ -624,8 +624,8 @@ class Soak:
             "rounds_of_one_worker_at_most": max(map(len, self.lived.values()), default=0),
             "lost": history.lost,
             "lost_at_most": history.lost_at_most,
-            "from_disc": history.from_disc,
-            "lost_to_disc_at_most": history.lost_to_disc_at_most,
+            "from_disk": history.from_disk,
+            "lost_to_disk_at_most": history.lost_to_disk_at_most,
             "longest_s": {what: round(seconds, 2) for what, seconds in self.longest.items()},
         }
         done = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))

@@ -69,7 +69,7 @@ class HostsSoak(Soak):
     def new_history(self) -> History:
         """See Soak."""
         return History(
-            commit_every=COMMIT_EVERY, samples=SAMPLES, per_step=PER_STEP, on_disc_after_s=ON_DISC_AFTER_S + _NO_WORD_S
+            commit_every=COMMIT_EVERY, samples=SAMPLES, per_step=PER_STEP, on_disk_after_s=ON_DISC_AFTER_S + _NO_WORD_S
         )
 
     def weights_of(self, values: dict[str, Any]) -> str:
@@ -95,7 +95,7 @@ class HostsSoak(Soak):
             flags.append("--no-preload")
             self.counts["(with --no-preload)"] += 1
         env = {"FAULTS": str(self.faults), "SLOW_START": str(self.slow), "STEP_LOG": str(self.step_log)}
-        # Slower than the tests' training: a night's lines are to fit on the disc.
+        # Slower than the tests' training: a night's lines are to fit on the disk.
         env |= {"XDG_RUNTIME_DIR": str(self.runtime), "XDG_STATE_HOME": str(self.runtime / "state"), "STEP_S": "0.05"}
         command = [sys.executable, str(HERE / "lineage_program.py")]
         return MachinesJob(self.machines, folder, self.listing(), *flags, command=command, env=env)

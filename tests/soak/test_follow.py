@@ -25,7 +25,7 @@ def test_one_round_after_another(tmp_path: Path) -> None:
     write(tmp_path, 2, [("a", 1, 1), ("a", 2, 3)])
     # A round that none of the living has a commit of.
     write(tmp_path, 3, [("a", 1, 1), ("a", 2, 3), ("a", 4, 5)])
-    # Another job goes on from the disc, and counts its rounds anew.
+    # Another job goes on from the disk, and counts its rounds anew.
     write(tmp_path, 4, [("a", 1, 1), ("a", 2, 3), ("a", 4, 5), ("b", 1, 7)])
     # The oldest rounds are forgotten.
     write(tmp_path, 5, [("a", 4, 5), ("b", 1, 7), ("b", 2, 9)])

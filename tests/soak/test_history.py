@@ -148,11 +148,11 @@ def test_a_round_that_others_have_gone_on_without() -> None:
         ahead.line(a_line(6, 1))
 
 
-def test_back_to_the_disc_in_the_same_job() -> None:
+def test_back_to_the_disk_in_the_same_job() -> None:
     events = [ABORT, *BOTH_GONE, formed(2, attempt=1)]
     history = told([formed(1)], steps(1, 8), events, steps(4, 13, round_id=2, attempt=1, commits=1))
     history.check_epochs(all_of_them=True)
-    assert (history.from_disc, history.lost_to_disc_at_most, history.epochs) == (1, 5, 2)
+    assert (history.from_disk, history.lost_to_disk_at_most, history.epochs) == (1, 5, 2)
     with pytest.raises(AssertionError, match="had the state"):
         told([formed(1)], steps(1, 8), [ABORT, formed(2, attempt=1)], steps(7, 8, round_id=2, attempt=1))
 
@@ -164,34 +164,34 @@ def a_killed_job(last: int) -> History:
     return history
 
 
-def test_the_next_job_goes_on_from_what_is_on_disc() -> None:
+def test_the_next_job_goes_on_from_what_is_on_disk() -> None:
     history = a_killed_job(8)
-    history.on_disc = Commit(2, 6, "weights 6")
+    history.on_disk = Commit(2, 6, "weights 6")
     for line in steps(7, 13, job="b"):
         history.line(line)
     history.check_epochs(all_of_them=True)
-    assert (history.from_disc, history.lost, history.epochs) == (1, 2, 2)
+    assert (history.from_disk, history.lost, history.epochs) == (1, 2, 2)
 
 
 @pytest.mark.parametrize(
-    ("on_disc", "first", "why"),
+    ("on_disk", "first", "why"),
     [
-        (Commit(2, 6, "weights 6"), 4, "commit 2 was on disc"),
+        (Commit(2, 6, "weights 6"), 4, "commit 2 was on disk"),
         (Commit(2, 5, "weights 5"), 7, "commit 2 is of step 5"),
         (Commit(2, 6, "others"), 7, "commit 2 differs from step 6"),
     ],
 )
-def test_the_next_job_does_not(on_disc: Commit, first: int, why: str) -> None:
+def test_the_next_job_does_not(on_disk: Commit, first: int, why: str) -> None:
     history = a_killed_job(8)
-    history.on_disc = on_disc
+    history.on_disk = on_disk
     with pytest.raises(AssertionError, match=why):
         history.line(a_line(first, 0, job="b"))
 
 
-def test_commits_that_do_not_reach_the_disc() -> None:
+def test_commits_that_do_not_reach_the_disk() -> None:
     history = a_killed_job(400)
     with pytest.raises(AssertionError, match="older than 5 s were lost"):
         history.line(a_line(100, 0, job="b"))
     history = a_killed_job(400)
     history.line(a_line(400 - 250 + 1, 0, job="b"))
-    assert history.lost_to_disc_at_most == 250
+    assert history.lost_to_disk_at_most == 250

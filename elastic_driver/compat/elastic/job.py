@@ -272,7 +272,7 @@ class ThreadJob:
             heartbeats=_Unwatched(),
             progress=Progress(),
             clock=self._clock,
-            on_disc=lambda report: None,
+            on_disk=lambda report: None,
             end=lambda: "",
         )
         self._stepper = stepper

@@ -172,7 +172,7 @@ class Backlog:
     Args:
         send: sends the driver output.
         has_room: returns whether the driver accepts output now.
-        memory_bytes, disc_bytes, file_bytes: limits for memory, for the disk, and for one file.
+        memory_bytes, disk_bytes, file_bytes: limits for memory, for the disk, and for one file.
     """
 
     def __init__(
@@ -181,13 +181,13 @@ class Backlog:
         has_room: Callable[[], bool],
         *,
         memory_bytes: int = MEMORY_BYTES,
-        disc_bytes: int = DISC_BYTES,
+        disk_bytes: int = DISC_BYTES,
         file_bytes: int = _FILE_BYTES,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._send = send
         self._has_room = has_room
-        self._memory_bytes, self._disc_bytes, self._file_bytes = memory_bytes, disc_bytes, file_bytes
+        self._memory_bytes, self._disk_bytes, self._file_bytes = memory_bytes, disk_bytes, file_bytes
         self._number = 0  # of the last piece
         self._sent = 0  # number of the last piece sent
         self._ready: deque[_Piece] = deque()
@@ -208,7 +208,7 @@ class Backlog:
         return self._closed or not kept
 
     @property
-    def on_disc(self) -> int:
+    def on_disk(self) -> int:
         """Total bytes of the present files."""
         return sum(file.size for file in self._files)
 
@@ -283,7 +283,7 @@ class Backlog:
         # Once lines are missing, the next ones are dropped, too, so that there are few gaps instead of thousands.
         if waits <= (self._memory_bytes // 2 if self._missing else self._memory_bytes):
             return True
-        return waits <= max(_WAITING_BYTES, size) and self.on_disc + waits <= self._disc_bytes
+        return waits <= max(_WAITING_BYTES, size) and self.on_disk + waits <= self._disk_bytes
 
     def _keep_place(self) -> None:
         """Keep the notes of dropped lines, ahead of what follows."""

@@ -20,7 +20,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Heard,
     Levels,
     NoticeSet,
-    OnDisc,
+    OnDisk,
     Put,
     Ready,
     Reply,
@@ -35,7 +35,7 @@ from elastic_driver.rendezvous.agent_messages import (
 )
 from elastic_driver.rendezvous.entries import unpack_entries
 from elastic_driver.rendezvous.messages import (
-    DiscReport,
+    DiskReport,
     NextRoundReply,
     NextRoundRequest,
     Notice,
@@ -117,8 +117,8 @@ class HostRounds:
         self._asks: dict[int, tuple[Ask, asyncio.Future[tuple[int, bytes]]]] = {}
         self._number = 0
         self._heard: dict[str, tuple[int, bool]] = {}
-        self._disc: dict[WorkerId, DiscReport] = {}  # as last reported to the driver
-        self._new_disc: dict[WorkerId, DiscReport] = {}
+        self._disk: dict[WorkerId, DiskReport] = {}  # as last reported to the driver
+        self._new_disk: dict[WorkerId, DiskReport] = {}
         self._leaving: set[str] = set()
         self._exiting: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -181,8 +181,8 @@ class HostRounds:
             raise StaleRoundError(request.round_id, self._round_id)
         self._check(worker)
         self.hear(worker, request.progress, waiting=request.waiting)
-        if request.disc is not None and request.disc != self._disc.get(worker):
-            self._new_disc[worker] = self._disc[worker] = request.disc
+        if request.disk is not None and request.disk != self._disk.get(worker):
+            self._new_disk[worker] = self._disk[worker] = request.disk
         future: asyncio.Future[Notice] = self._loop.create_future()
         if request.leaving or request.exiting:
             leaving, exiting = ([worker.key] if said else [] for said in (request.leaving, request.exiting))
@@ -281,7 +281,7 @@ class HostRounds:
         for waiting in (self._parked.pop(worker, None), self._watching.pop(worker, None)):
             if waiting is not None and not waiting.done():
                 waiting.cancel()
-        for known in (self._asked, self._placed, self._running, self._disc, self._new_disc):
+        for known in (self._asked, self._placed, self._running, self._disk, self._new_disk):
             known.pop(worker, None)
         self._heard.pop(worker.key, None)
         self._leaving.discard(worker.key)
@@ -369,9 +369,9 @@ class HostRounds:
         """Yield the workers' last reports for another driver, in the order in which it must receive them."""
         yield from map(Running, self._running.values())
         yield from map(Ready, self._asked.values())
-        self._new_disc.clear()
-        for worker, disc in self._disc.items():
-            yield OnDisc(worker.key, disc)
+        self._new_disk.clear()
+        for worker, disk in self._disk.items():
+            yield OnDisk(worker.key, disk)
 
     def questions(self) -> Iterator[Said]:
         """Yield the keys that workers here have set, then their pending requests, for another driver."""
@@ -402,9 +402,9 @@ class HostRounds:
             self._tell_later()
 
     def _tell_heard(self, *, leaving: list[str] | None = None, exiting: list[str] | None = None) -> None:
-        disc, self._new_disc = self._new_disc, {}
-        for worker, report in disc.items():
-            self._send(OnDisc(worker.key, report))
+        disk, self._new_disk = self._new_disk, {}
+        for worker, report in disk.items():
+            self._send(OnDisk(worker.key, report))
         heard, self._heard = self._heard, {}
         if heard or leaving or exiting:
             self._send(Heard(heard, leaving or [], exiting or []))

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from elastic_driver.errors import LaunchError, SettingsError
 from elastic_driver.launch.dial.dialler import DialFailure, Dialled, Dialler
 from elastic_driver.launch.fleet.changes import Changes
-from elastic_driver.launch.fleet.kept import NOTHING, FleetFact, Keeper, RevokedKept, on_disc
+from elastic_driver.launch.fleet.kept import NOTHING, FleetFact, Keeper, RevokedKept, on_disk
 from elastic_driver.launch.fleet.names import HostNames
 from elastic_driver.launch.fleet.tickets import Ticket, Tickets
 from elastic_driver.launch.words import CommandNotFoundError
@@ -369,7 +369,7 @@ class _DialledHost:
         try:
             bootstrap = await self._dialling.bootstrap(self._host, ticket)
             # A later driver will know the ticket, and the agent will look for that driver.
-            await on_disc(self._dialling.keeper)
+            await on_disk(self._dialling.keeper)
             dialled = self._dialled = await dialler.dial(self._host, bootstrap)
         except (LaunchError, SettingsError) as error:
             return DialFailure(str(error), permanent=isinstance(error, CommandNotFoundError))

@@ -198,7 +198,7 @@ def may_come_back(agent: AgentKept) -> bool:
 NOTHING = KeepsNothing()
 
 
-async def on_disc(keeper: Keeper[F]) -> None:
+async def on_disk(keeper: Keeper[F]) -> None:
     """Wait until everything recorded until now is on disk."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     keeper.when_kept(lambda: None if done.done() else done.set_result(None))

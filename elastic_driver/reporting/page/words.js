@@ -41,7 +41,7 @@ const WORDS = {
   "warnings": "What went wrong, or may, the latest first.",
   "story": "What happened, the latest first.",
   "discovery": "The hosts that discovery listed last, with their slots.",
-  "commits on disc": "Folders of --durable-dir, and the newest commit that is whole in each.",
+  "commits on disk": "Folders of --durable-dir, and the newest commit that is whole in each.",
   "rounds": "Each area is a round, as high as it has workers.",
   "standing still": "Nobody trained: between two rounds, or in one in which no worker stepped.",
   "done again": "Training since the last commit, which a loss took, and which was done once more.",

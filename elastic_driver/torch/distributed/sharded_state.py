@@ -152,9 +152,9 @@ class ShardedState(ObjectState):
         round_now = current_round()
         if round_now.joined is not None:
             round_now.joined.note_restore_point()
-        on_disc = durable()
-        if on_disc is not None and round_now.initialized:
-            on_disc.offer(self, rank=round_now.context.slot.rank)
+        on_disk = durable()
+        if on_disk is not None and round_now.initialized:
+            on_disk.offer(self, rank=round_now.context.slot.rank)
         if interrupt is not None:
             self._hand_over(interrupt.reason)
             raise interrupt
@@ -347,7 +347,7 @@ class ShardedState(ObjectState):
     def _durable_values(self, *, lend: bool = False) -> dict[str, Any]:
         """Raise DurableError: no rank has the whole state."""
         raise DurableError(
-            f"cannot write a {type(self).__name__} to disc: no rank has all of it; leave --durable-dir away, write "
+            f"cannot write a {type(self).__name__} to disk: no rank has all of it; leave --durable-dir away, write "
             f"checkpoints with torch.distributed.checkpoint, and give {type(self).__name__} a load function that reads "
             "them"
         )

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from elastic_driver.errors import DurableError, in_words
-from elastic_driver.rendezvous.messages import DiscReport, PublishRequest
+from elastic_driver.rendezvous.messages import DiskReport, PublishRequest
 from elastic_driver.worker.api.objects import allgather_object
 from elastic_driver.worker.durable import format as durable_format
 from elastic_driver.worker.durable.folder import CommitId, Marks, commit_ids, prune, write_file
@@ -165,14 +165,14 @@ class Durable:
         if not self.busy and self._due(state._commits):
             self._hand_over(state)
 
-    def report(self) -> DiscReport | None:
+    def report(self) -> DiskReport | None:
         """Return the report to the driver; None if this process does not write to the folder. Thread-safe."""
         if self._offered < 0 or self._writes is False:
             return None
         trouble, work, on_its_way_s = self._complaint, self._work, time.monotonic() - self._last_at
         if work is not None and on_its_way_s >= SLOW_S:
             trouble = f"commit {work[0].commits} has been on its way for {on_its_way_s:.0f} s"
-        return DiscReport(self._folder_id, self._where, self.written, self._offered, trouble, self._marks.drivers)
+        return DiskReport(self._folder_id, self._where, self.written, self._offered, trouble, self._marks.drivers)
 
     def _due(self, commits: int) -> bool:
         if self._last_commits is None:
@@ -226,7 +226,7 @@ class Durable:
                     freed += room
             self.written = commits
             if self._complaint:
-                say(f"commits are on disc in {self.folder} again, from commit {commits} on")
+                say(f"commits are on disk in {self.folder} again, from commit {commits} on")
             self._complaint = ""
             prune(self.folder, self.keep, commit, self._job_id)
         except Exception as error:
@@ -236,7 +236,7 @@ class Durable:
                 reason = f"{path.name}: {reason}"
             if reason != self._complaint:
                 self._complaint = reason
-                say(f"commit {commits} is not on disc in {self.folder}: {reason}; training goes on")
+                say(f"commit {commits} is not on disk in {self.folder}: {reason}; training goes on")
 
     def wait(self, timeout_s: float = FLUSH_S) -> bool:
         """Wait until nothing is being written. Returns whether that is so."""
@@ -310,5 +310,5 @@ def durable() -> Durable | None:
     if not _read:
         _durable, _read = Durable.of(worker_settings()), True
     if _durable is not None:
-        runtime().report_disc(_durable.report)
+        runtime().report_disk(_durable.report)
     return _durable

@@ -102,7 +102,7 @@ class _Encoder:
     def encode(self, value: Any, where: str, depth: int = 0) -> Any:
         kind = type(value)
         if depth > _MAX_DEPTH:
-            raise DurableError(f"cannot write state.{where} to disc: it is nested deeper than {_MAX_DEPTH}")
+            raise DurableError(f"cannot write state.{where} to disk: it is nested deeper than {_MAX_DEPTH}")
         if value is None or kind is bool or kind is str:
             return value
         if kind is int:
@@ -133,7 +133,7 @@ class _Encoder:
         if encoded is not None:
             return encoded
         raise DurableError(
-            f"cannot write state.{where} to disc: it is a {_kind_of(value)}; durable commits hold numbers, strings, "
+            f"cannot write state.{where} to disk: it is a {_kind_of(value)}; durable commits hold numbers, strings, "
             "bytes, None, lists, tuples, sets, dicts, NumPy arrays, dense tensors, and what has state_dict"
         )
 

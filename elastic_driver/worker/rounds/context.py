@@ -22,7 +22,7 @@ from typing import Any, NoReturn, Protocol
 
 from elastic_driver.errors import HorovodInternalError, RendezvousError, in_words, with_path
 from elastic_driver.hosts import WorkerId
-from elastic_driver.rendezvous.messages import DiscReport, RoundAssignment
+from elastic_driver.rendezvous.messages import DiskReport, RoundAssignment
 from elastic_driver.worker.engine.choice import ConnectableEngine, Limits, make_engine
 from elastic_driver.worker.engine.gate import WriteGate
 from elastic_driver.worker.engine.protocol import Engine, Operation, Result
@@ -110,13 +110,13 @@ class Context:
         limits: Limits,
         client: RoundClient | None,
         timeline: TimelineSettings = TimelineSettings(),
-        disc: Callable[[], DiscReport | None] = lambda: None,
+        disk: Callable[[], DiskReport | None] = lambda: None,
         leave_listeners: Collection[Callable[[], None]] = (),
     ) -> None:
         self.assignment = assignment
         self.slot = assignment.slot
         self.limits = limits
-        self._disc = disc
+        self._disk = disk
         self._members: Sequence[MemberFacts] = ()
         self._joins = 0
         self._finished_before: int | None = None  # operations before the restore point; None without a training
@@ -285,9 +285,9 @@ class Context:
                 except Exception:
                     _log.exception("round %d: a listener to host updates failed", self.assignment.round_id)
 
-    def disc(self) -> DiscReport | None:
+    def disk(self) -> DiskReport | None:
         """Watch thread: return the report on commits on disk."""
-        return self._disc()
+        return self._disk()
 
     def look(self) -> None:
         """Watch thread: check whether to advise the user about forgotten calls."""

@@ -16,7 +16,7 @@ from elastic_driver.system.process_name import ProcessName
 from elastic_driver.worker.settings import worker_settings
 
 # From /proc/PID/stat (proc(5)); all other states are reported as running.
-_STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "blocked, perhaps by a disc that hangs"}
+_STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "blocked, perhaps by a disk that hangs"}
 
 
 class Owner:

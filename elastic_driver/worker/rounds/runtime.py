@@ -32,7 +32,7 @@ from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import Credential
 from elastic_driver.rendezvous.environment import NCCL
 from elastic_driver.rendezvous.messages import (
-    DiscReport,
+    DiskReport,
     JobOver,
     LeaveRequest,
     NextRoundReply,
@@ -115,7 +115,7 @@ def _connect(url: str, credential: Credential) -> DriverClient:
     return make(url, credential, patience_s=worker_settings().patience_s, owner=owner())
 
 
-def _no_disc() -> None:
+def _no_disk() -> None:
     """Report no commits on disk."""
 
 
@@ -131,7 +131,7 @@ class Runtime:
         self._retired: list[Context] = []
         self._left_by_exception = False
         self._begins_another = False  # a training has ended, and no report of another was sent since
-        self._disc: Callable[[], DiscReport | None] = _no_disc
+        self._disk: Callable[[], DiskReport | None] = _no_disk
         self._timeline = TimelineSettings()
         self._launched: LaunchedJob | None = None
         self._is_through_mpi = False
@@ -309,8 +309,8 @@ class Runtime:
                 # The process may run for hours without the library, and other exit handlers take time: it must not be
                 # mistaken for a frozen one.
                 round_id = context.assignment.round_id
-                disc = self._disc()
-                goodbye = WatchRequest(self._worker, round_id, 0, leaving=not exiting, exiting=exiting, disc=disc)
+                disk = self._disk()
+                goodbye = WatchRequest(self._worker, round_id, 0, leaving=not exiting, exiting=exiting, disk=disk)
                 with contextlib.suppress(RendezvousError):
                     self._client.say_goodbye(goodbye)
             self._client.close()
@@ -381,9 +381,9 @@ class Runtime:
         except StaleRoundError as error:
             raise HorovodInternalError(f"the driver went on without this worker: {error}") from error
 
-    def report_disc(self, report: Callable[[], DiscReport | None]) -> None:
+    def report_disk(self, report: Callable[[], DiskReport | None]) -> None:
         """Set the function that gives the report on commits on disk; it may be called in any thread."""
-        self._disc = report
+        self._disk = report
 
     def abandon(self) -> None:
         """After fork, in the child: forget all but the numbers, without touching the parent's sockets and threads."""
@@ -450,7 +450,7 @@ class Runtime:
             limits=limits,
             client=client,
             timeline=self._timeline,
-            disc=lambda: self._disc(),  # may be set later
+            disk=lambda: self._disk(),  # may be set later
             leave_listeners=self._current.leave_listeners,
         )
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, StaleRoundError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.rendezvous.messages import DiscReport, Notice, WatchRequest
+from elastic_driver.rendezvous.messages import DiskReport, Notice, WatchRequest
 from elastic_driver.system.threads import name_this_thread
 from elastic_driver.words import NoticeKind
 from elastic_driver.worker.settings import worker_settings
@@ -51,7 +51,7 @@ class Listener(Protocol):
     def on_abort(self, reason: str) -> None:
         """End blocked collectives now: the round is broken or over."""
 
-    def disc(self) -> DiscReport | None:
+    def disk(self) -> DiskReport | None:
         """Return the report on commits on disk; None for none."""
 
     def look(self) -> None:
@@ -97,8 +97,8 @@ class Watch:
             try:
                 self._listener.look()
                 progress, waiting = self._listener.progress()
-                disc = self._listener.disc()
-                request = WatchRequest(self._worker, self._round_id, version, progress, waiting, disc=disc)
+                disk = self._listener.disk()
+                request = WatchRequest(self._worker, self._round_id, version, progress, waiting, disk=disk)
                 notice = self._client.watch(request, wait_s=self._poll_s)
             except StaleRoundError as error:
                 if not self._stopped.is_set():

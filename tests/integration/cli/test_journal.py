@@ -27,7 +27,7 @@ from elastic_driver.journal.past import Recorded, read_job
 from tests.support.fakes.job_facts import a_took, job_of_one
 from tests.support.fakes.left_jobs import STATE
 from tests.support.paths import ROOT
-from tests.support.processes.hang_jobs import FrozenDisc
+from tests.support.processes.hang_jobs import FrozenDisk
 from tests.support.processes.jobs import PROGRAM, Job, capture_elasticrun
 from tests.support.processes.subcommands import elasticrun
 
@@ -171,7 +171,7 @@ def test_a_folder_that_is_removed_while_the_job_runs_is_made_anew(tmp_path: Path
     assert isinstance(read_job(kept), Closed)
 
 
-def test_a_disc_that_is_full_holds_up_what_happens_and_no_end(tmp_path: Path, runtime: Path) -> None:
+def test_a_disk_that_is_full_holds_up_what_happens_and_no_end(tmp_path: Path, runtime: Path) -> None:
     """The folder's parent is gone: nothing can be written, until it is back."""
     kept = tmp_path / "above" / "kept"
     kept.parent.mkdir(mode=0o700)
@@ -310,33 +310,33 @@ def test_a_status_takes_either_a_journal_or_a_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ends", ["asked", "limit"])
-def test_a_disc_that_hangs_holds_up_neither_training_nor_the_end(tmp_path: Path, runtime: Path, ends: str) -> None:
+def test_a_disk_that_hangs_holds_up_neither_training_nor_the_end(tmp_path: Path, runtime: Path, ends: str) -> None:
     try:
-        disc = FrozenDisc(tmp_path / "frozen")
+        disk = FrozenDisk(tmp_path / "frozen")
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(str(error))
     limit = ("--driver-timeout", "3") if ends == "limit" else ()
     flags = ("-np", "2", "--min-np", "1", "--on-change", "in-place", *limit)
     try:
-        with Job(tmp_path, "localhost:2\n", *flags, "--journal", str(disc.folder / "kept")) as job:
+        with Job(tmp_path, "localhost:2\n", *flags, "--journal", str(disk.folder / "kept")) as job:
             job.wait_for("the round", lambda: job.events("round_resumed"))
-            disc.freeze()
+            disk.freeze()
             job.set_hosts("localhost:2\n127.0.0.1:1\n")
-            job.wait_for("the warning", lambda: "the disc does not answer" in job.said())
+            job.wait_for("the warning", lambda: "the disk does not answer" in job.said())
             if ends == "asked":
                 job.wait_for_steps(2, after=max(line["time"] for line in job.steps()))
-                assert "the disc does not answer" in json.loads(elasticrun("status", "--json").stdout)["explain"]
+                assert "the disk does not answer" in json.loads(elasticrun("status", "--json").stdout)["explain"]
                 job.process.send_signal(signal.SIGTERM)
             job.wait_for("the end", lambda: job.events("job_ended"))
-            assert {line["size"] for line in job.steps()} == {2}, "nobody was started for what is not on disc"
+            assert {line["size"] for line in job.steps()} == {2}, "nobody was started for what is not on disk"
             while job.leftovers():
                 time.sleep(0.02)
-            disc.thaw()
+            disk.thaw()
             assert job.wait() == (143 if ends == "asked" else 70)
             if ends == "limit":
                 assert "cannot write the journal" in job.events("job_ended")[0]["message"]
     finally:
-        disc.thaw()
+        disk.thaw()
 
 
 def test_files_have_what_a_stopped_console_does_not_show(tmp_path: Path) -> None:

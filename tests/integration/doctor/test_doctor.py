@@ -68,7 +68,7 @@ def test_what_there_is_on_each_host_and_between_them(rsh_agent: str, tmp_path: P
         assert facts["meeting"]["size"] == 2
         assert facts["meeting"]["correct"] is True
         assert abs(facts["clock_s"]) <= facts["clock_error_s"], "it is the same clock"
-        assert [disc["role"] for disc in facts["discs"]] == ["tmp", "--durable-dir"]
+        assert [disk["role"] for disk in facts["disks"]] == ["tmp", "--durable-dir"]
     [link] = found["network"]
     assert link["hosts"] == ["localhost", "node1"]
     assert link["mbit_s"] > 0

@@ -12,23 +12,23 @@ import pytest
 
 from elastic_driver.doctor import examine
 from elastic_driver.doctor.examine import facts_here, with_torch
-from elastic_driver.doctor.facts import UNLIMITED, Disc, HostFacts
+from elastic_driver.doctor.facts import UNLIMITED, Disk, HostFacts
 
 pytestmark = pytest.mark.integration
 
 
 def test_this_machine(tmp_path: Path) -> None:
-    """Of a folder that is not there yet the disc is looked at, and nothing is made."""
+    """Of a folder that is not there yet the disk is looked at, and nothing is made."""
     facts = facts_here({"--durable-dir": str(tmp_path / "a" / "b")})
     assert facts.python == ".".join(map(str, sys.version_info[:3]))
     assert facts.cpus == len(os.sched_getaffinity(0))
     assert 0 < facts.available_bytes <= facts.memory_bytes
     assert facts.limits["nofile"] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert [(disc.role, disc.writable, disc.error) for disc in facts.discs] == [
+    assert [(disk.role, disk.writable, disk.error) for disk in facts.disks] == [
         ("tmp", True, ""),
         ("--durable-dir", True, ""),
     ]
-    assert facts.discs[1].free_bytes > 0
+    assert facts.disks[1].free_bytes > 0
     assert list(tmp_path.iterdir()) == []
     assert HostFacts.from_json(facts.to_json()) == facts
 
@@ -83,18 +83,18 @@ def test_there_may_be_no_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_of_temporary_files_the_folder_that_is_named_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python takes another without a word. Nothing is written to find that out: on a dead disc that never ends."""
+    """Python takes another without a word. Nothing is written to find that out: on a dead disk that never ends."""
     monkeypatch.setenv("TMPDIR", "/proc/nope")
-    assert facts_here({}).discs == (Disc("tmp", missing=True),)
+    assert facts_here({}).disks == (Disk("tmp", missing=True),)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    [disc] = facts_here({}).discs
-    assert (disc.writable, disc.missing, disc.error) == (True, False, "")
+    [disk] = facts_here({}).disks
+    assert (disk.writable, disk.missing, disk.error) == (True, False, "")
 
 
 def test_folders_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert examine._disc("--durable-dir", "/proc/nope").error == "nothing can be made there"
-    assert examine._disc("--durable-dir", str(tmp_path / "file" / "x")).error == "there is a file in its place"
+    assert examine._disk("--durable-dir", "/proc/nope").error == "nothing can be made there"
+    assert examine._disk("--durable-dir", str(tmp_path / "file" / "x")).error == "there is a file in its place"
 
 
 def test_a_folder_that_may_not_be_looked_into_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,16 +110,16 @@ def test_a_folder_that_may_not_be_looked_into_is_not_writable(tmp_path: Path, mo
     with monkeypatch.context() as patch:
         patch.setattr(os, "stat", refused)
         patch.setattr(os, "access", lambda path, mode: False)
-        found = examine._asked_disc("--durable-dir", tmp_path / "a" / "b" / "c")
+        found = examine._asked_disk("--durable-dir", tmp_path / "a" / "b" / "c")
     assert (found.writable, found.error) == (False, "")
 
 
-def test_a_disc_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     monkeypatch.setattr(examine, "_PATIENCE_S", 0.2)
-    monkeypatch.setattr(examine, "_asked_disc", lambda role, folder: os.read(reader, 1))
-    assert examine._disc("--durable-dir", str(tmp_path)) == Disc(
-        "--durable-dir", error="its disc does not answer within 0.2 s"
+    monkeypatch.setattr(examine, "_asked_disk", lambda role, folder: os.read(reader, 1))
+    assert examine._disk("--durable-dir", str(tmp_path)) == Disk(
+        "--durable-dir", error="its disk does not answer within 0.2 s"
     )
     os.close(writer)
 

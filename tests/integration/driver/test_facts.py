@@ -124,7 +124,7 @@ class TestFacts:
         assert past.away_s >= 0.0
 
     def test_a_driver_that_dies_at_each_record(self, found: Found, tmp_path: Path) -> None:
-        """Whatever comes of a fact is not on disc without it."""
+        """Whatever comes of a fact is not on disk without it."""
         whole = (found.folder / JOURNAL).read_bytes()
         records = read(found.folder / JOURNAL) or ()
         had_workers = 0

@@ -125,14 +125,14 @@ def of_another_version(folder: Path, journal: bytes, which: str) -> bytes:
 
 
 @pytest.fixture
-def small_disc(tmp_path: Path) -> Iterator[Path]:
-    disc = tmp_path / "disc"
-    disc.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "none", str(disc)]
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "none", str(disk)]
     if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("only root can mount a file system")
-    yield disc
-    subprocess.run(["umount", str(disc)], check=True)
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
 
 
 def fill(file: Path) -> None:
@@ -142,13 +142,13 @@ def fill(file: Path) -> None:
             stream.write(bytes(4096))
 
 
-def test_the_disc_of_the_journal_is_full(tmp_path: Path, small_disc: Path) -> None:
+def test_the_disk_of_the_journal_is_full(tmp_path: Path, small_disk: Path) -> None:
     """A driver that comes takes nobody over before it can say so; the training goes on all the while."""
-    with DyingDrivers(tmp_path, TWO, *FLAGS, kept=small_disc / "kept") as drivers:
+    with DyingDrivers(tmp_path, TWO, *FLAGS, kept=small_disk / "kept") as drivers:
         drivers.start()
         drivers.trains(2)
         drivers.die()
-        full = small_disc / "full"
+        full = small_disk / "full"
         fill(full)
         job = drivers.start()
         job.wait_for("why it waits", lambda: "No space left on device" in job.said())
@@ -241,7 +241,7 @@ def test_the_only_agent_is_stopped_when_another_driver_comes(tmp_path: Path) -> 
     with DyingDrivers(tmp_path, TWO, *flags) as drivers:
         drivers.start()
         before = {line["pid"] for line in drivers.trains(2)}
-        drivers.job.wait_for("a commit on disc", lambda: [*(tmp_path / "durable").glob("commit-*.state")])
+        drivers.job.wait_for("a commit on disk", lambda: [*(tmp_path / "durable").glob("commit-*.state")])
         (agent,) = agents_of(drivers.runtime).values()
         os.kill(agent.pid, signal.SIGSTOP)
         drivers.die()
@@ -253,4 +253,4 @@ def test_the_only_agent_is_stopped_when_another_driver_comes(tmp_path: Path) -> 
         assert drivers.ended() == 0
         one_after_the_other(drivers, before)
         first = min(int(line["step"]) for line in drivers.job.steps() if line["pid"] not in before)
-        assert first > 1, "from the last commit on disc"
+        assert first > 1, "from the last commit on disk"

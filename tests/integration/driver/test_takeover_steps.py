@@ -1,6 +1,6 @@
 """A driver is killed at each step of what it does, and the same command again takes its job over: real processes.
 
-In a job hosts come, a commit gets on disc, a worker dies, a slot goes, a worker is told to leave, and training comes to
+In a job hosts come, a commit gets on disk, a worker dies, a slot goes, a worker is told to leave, and training comes to
 its end. At which places drivers can die is in tests/support/programs/dying_elasticrun.py. Wherever they do, the job
 ends well, no step is lost or done by two rounds, and nothing is left of it.
 """
@@ -22,14 +22,14 @@ PHASES = ("start", "growth", "commit", "loss", "drain", "leave", "end")
 
 
 class InPlace(Walk):
-    """Of workers that reset in place, and commit to disc. See Walk."""
+    """Of workers that reset in place, and commit to disk. See Walk."""
 
     def __init__(self, folder: Path, *, once: bool, **places: str) -> None:
         durable = ("--durable-dir", str(folder / "durable"), "--durable-every", "5")
         super().__init__(folder, "--on-change", "in-place", *durable, once=once, places=places)
         self.losses = 0
 
-    def on_disc(self) -> set[str]:
+    def on_disk(self) -> set[str]:
         """The commits."""
         return {path.name for path in (self.folder / "durable").glob("commit-*.state")}
 
@@ -37,8 +37,8 @@ class InPlace(Walk):
         """All that happens between the start and the end; tells of each phase whether a driver has died in it."""
         yield self.grow()
         died = self.phase("commit")
-        before = self.on_disc()
-        self.until("commits on disc", lambda: len(self.on_disc() - before) >= 2)  # asked for since then
+        before = self.on_disk()
+        self.until("commits on disk", lambda: len(self.on_disk() - before) >= 2)  # asked for since then
         yield len(self.died_at) > died
         self.losses += 1
         yield self.lose()

@@ -99,7 +99,7 @@ def test_an_agent_that_takes_anothers_place_goes_on_too(tmp_path: Path, runtime:
     more = (*COOLDOWN, "--durable-dir", str(tmp_path / "commits"), "--journal", str(tmp_path / "kept"))
     with Job(tmp_path, "localhost:2\n", *FLAGS, *more) as job:
         first = marks_of(job.wait_for_steps(2))
-        job.wait_for("a commit on disc", lambda: [*(tmp_path / "commits").glob("commit-*.state")])
+        job.wait_for("a commit on disk", lambda: [*(tmp_path / "commits").glob("commit-*.state")])
         ((_, killed),) = agents_here().items()
         os.kill(killed.pid, signal.SIGKILL)
         wait_for("another agent", lambda: [each.pid for each in agents_here().values()] not in ([], [killed.pid]))

@@ -248,7 +248,7 @@ def count_on(target: int) -> list[int]:
     return list(state.steps)
 
 
-def test_a_function_goes_on_from_commits_on_disc(tmp_path: Path) -> None:
+def test_a_function_goes_on_from_commits_on_disk(tmp_path: Path) -> None:
     assert elastic_driver.run(count_on, (2,), durable_dir=tmp_path / "commits") == [[2, 2]]
     log = tmp_path / "log"
     assert elastic_driver.run(count_on, (3,), np=2, durable_dir=tmp_path / "commits", event_log=log) == [[2, 2, 3]] * 2

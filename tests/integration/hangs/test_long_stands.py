@@ -20,7 +20,7 @@ import pytest
 
 from elastic_driver.worker.engine import native_loader
 from tests.support.paths import PROGRAMS
-from tests.support.processes.hang_jobs import FrozenDisc, HangJob, debugged, is_gone
+from tests.support.processes.hang_jobs import FrozenDisk, HangJob, debugged, is_gone
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.slow]
 
@@ -45,15 +45,15 @@ class Jobs:
             return stack.enter_context(HangJob(folder / name, stands, env=texts, command=command))
 
         self.debugger_lacks = "" if shutil.which("gdb") else "needs gdb (scripts/install-test-hosts)"
-        self.disc_lacks = "" if os.getuid() == 0 else "needs root"
-        self.disc: FrozenDisc | None = None
-        if not self.disc_lacks:
+        self.disk_lacks = "" if os.getuid() == 0 else "needs root"
+        self.disk: FrozenDisk | None = None
+        if not self.disk_lacks:
             try:
-                self.disc = FrozenDisc(folder / "frozen")
-                stack.callback(self.disc.thaw)
-                self.disc.freeze()
+                self.disk = FrozenDisk(folder / "frozen")
+                stack.callback(self.disk.thaw)
+                self.disk.freeze()
             except (OSError, subprocess.CalledProcessError) as error:
-                self.disc_lacks = str(error)
+                self.disk_lacks = str(error)
         self.inversion = job("inversion", f"inversion 1 {AT}")
         self.idle = job("idle", f"idle -1 {AT}", LASTS_S=LASTS_S)
         self.polls = job("polls", f"poll 1 {AT}", LASTS_S=LASTS_S)
@@ -64,11 +64,11 @@ class Jobs:
         self.c_call = job("c-call", f"c_call 1 {AT}", LASTS_S=C_CALL_S)
         self.torch = job("torch", "torch", command=[sys.executable, str(PROGRAMS / "stuck_loader_program.py")])
         self.debugged = None if self.debugger_lacks else job("debugged", "nothing -1")
-        self.on_disc = None
-        if self.disc is not None:
-            self.on_disc = job("on-disc", f"disc 1 {AT}", WHERE=self.disc.folder / "checkpoint")
-            stack.callback(self.disc.thaw)  # before the job's end is waited for
-        everybody = (self.inversion, self.idle, self.polls, self.c_call, self.torch, self.debugged, self.on_disc)
+        self.on_disk = None
+        if self.disk is not None:
+            self.on_disk = job("on-disk", f"disk 1 {AT}", WHERE=self.disk.folder / "checkpoint")
+            stack.callback(self.disk.thaw)  # before the job's end is waited for
+        everybody = (self.inversion, self.idle, self.polls, self.c_call, self.torch, self.debugged, self.on_disk)
         everybody += (self.rests, self.waits)
         self.pids = {each: each.pids() for each in everybody if each is not None}
         self.debugger = contextlib.ExitStack()
@@ -129,23 +129,23 @@ def test_a_reader_that_hangs_is_told_with_the_optimizers_collective(jobs: Jobs) 
     assert {line["pid"] for line in lines} == {pids[0]}
 
 
-def test_a_disc_that_hangs_does_not_hold_the_others(jobs: Jobs) -> None:
-    job, disc = jobs.on_disc, jobs.disc
-    if job is None or disc is None:
-        pytest.skip(jobs.disc_lacks)
+def test_a_disk_that_hangs_does_not_hold_the_others(jobs: Jobs) -> None:
+    job, disk = jobs.on_disk, jobs.disk
+    if job is None or disk is None:
+        pytest.skip(jobs.disk_lacks)
     pids = jobs.pids[job]
     ((_, pid, at, _),) = job.stood()
     assert pid == pids[1]
     suspected = job.suspected(1, after=at)
     assert (suspected["kind"], suspected["collective"]) == ("awaited", "allreduce 'gradient'")
-    assert "it is in a system call that cannot be interrupted (state D): a disc, mostly" in suspected["why"]
-    assert any(frame.endswith("in write_to_the_disc") for frame in suspected["frames"])
+    assert "it is in a system call that cannot be interrupted (state D): a disk, mostly" in suspected["why"]
+    assert any(frame.endswith("in write_to_the_disk") for frame in suspected["frames"])
     hung = job.one("worker_hung")
     assert suspected["ends_s"] <= hung["time"] - at
     lines = job.wait_for_steps(1, 3)
     assert {line["pid"] for line in lines} == {pids[0]}
     assert psutil.Process(pid).status() == psutil.STATUS_DISK_SLEEP, "nobody can end it; the job goes on nevertheless"
-    disc.thaw()
+    disk.thaw()
     job.wait_for("its end, once it can", lambda: is_gone(pid))
 
 

@@ -285,7 +285,7 @@ def test_a_driver_that_does_not_take_output_blocks_the_worker_and_loses_nothing(
 
 @pytest.mark.parametrize("order", [pytest.param("none", marks=pytest.mark.release), "close"])
 def test_with_a_journal_a_driver_that_takes_nothing_blocks_no_worker(tmp_path: Path, order: str) -> None:
-    """What it writes is kept, on disc for the most part, and comes in order, before the news that nothing is left."""
+    """What it writes is kept, on disk for the most part, and comes in order, before the news that nothing is left."""
 
     async def main() -> None:
         async with scene(tmp_path, driver_timeout_s=600.0) as one:
@@ -313,13 +313,13 @@ def test_with_a_journal_a_driver_that_takes_nothing_blocks_no_worker(tmp_path: P
 
 
 def test_a_driver_that_keeps_nothing_yet_is_told_all_that_there_is_room_for(tmp_path: Path) -> None:
-    """Its disc hangs. Output goes on, also beyond what may be on its way; when there is no room for more it waits."""
+    """Its disk hangs. Output goes on, also beyond what may be on its way; when there is no room for more it waits."""
 
     async def main() -> None:
         async with scene(tmp_path) as one:
-            driver, disc = one.driver, Keeping()
-            driver.keepings = (disc,)
-            driver.comes_of = lambda message: disc.comes() if isinstance(message, Output) else None
+            driver, disk = one.driver, Keeping()
+            driver.keepings = (disk,)
+            driver.comes_of = lambda message: disk.comes() if isinstance(message, Output) else None
             await one.ready()
             driver.python("for n in range(100_000): print(f'{n:099d}')")
             # Beside their heads, which count too, and are many where it comes in small pieces.
@@ -330,7 +330,7 @@ def test_a_driver_that_keeps_nothing_yet_is_told_all_that_there_is_room_for(tmp_
             await driver.until(lambda: driver.link._connection.heard_at > heard_at, "a beat")  # type: ignore[union-attr]
             assert len(driver.output()) < UNKEPT_BYTES + (1 << 20), "of ten times that"
             while not driver.of(Finished):
-                disc.keep(disc.came)
+                disk.keep(disk.came)
                 before = len(driver.said)
                 await driver.until(lambda before=before: len(driver.said) > before, "more")  # type: ignore[misc]
             assert [int(line.split(b":")[1]) for line in driver.output().splitlines()] == list(range(100_000))
@@ -341,9 +341,9 @@ def test_a_driver_that_keeps_nothing_yet_is_told_all_that_there_is_room_for(tmp_
 def test_an_agent_whose_host_leaves_ends_when_the_ends_of_its_workers_are_kept(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as one:
-            driver, disc = one.driver, Keeping()
-            driver.keepings = (disc,)
-            driver.comes_of = lambda message: disc.comes() if isinstance(message, Exited) else None
+            driver, disk = one.driver, Keeping()
+            driver.keepings = (disk,)
+            driver.comes_of = lambda message: disk.comes() if isinstance(message, Exited) else None
             agent = await one.ready()
             driver.python("pass")
             await driver.hears(Finished, A)
@@ -351,7 +351,7 @@ def test_an_agent_whose_host_leaves_ends_when_the_ends_of_its_workers_are_kept(t
             heard_at = driver.link._connection.heard_at  # type: ignore[union-attr]
             await driver.until(lambda: driver.link._connection.heard_at > heard_at + 1, "beats")  # type: ignore[union-attr]
             assert not driver.of(Bye)
-            disc.keep(1)
+            disk.keep(1)
             assert await agent.ends() == (0, "")
             assert driver.of(Bye)
 

@@ -294,7 +294,7 @@ def test_output_files_keep_earlier_attempts(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "rank.11" / "stderr").exists()
 
 
-def test_a_full_disc_is_reported_once_and_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_once_and_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "logs" / "rank.00"
     write = os.write
 
@@ -367,7 +367,7 @@ def test_output_may_go_to_a_pipe_that_is_read_until_it_is_not(tmp_path: Path) ->
     os.close(reader)
 
 
-def test_a_disc_that_hangs_under_the_output_holds_up_neither_loop_nor_end(
+def test_a_disk_that_hangs_under_the_output_holds_up_neither_loop_nor_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "logs"
@@ -387,7 +387,7 @@ def test_a_disc_that_hangs_under_the_output_holds_up_neither_loop_nor_end(
         await one.close()
         assert one.sink.lines() == ["[0]<stdout>:out"]
         assert len(one.warnings) == 1
-        assert re.fullmatch(rf"\d+ bytes of output are not in {folder}: the disc does not keep up", one.warnings[0])
+        assert re.fullmatch(rf"\d+ bytes of output are not in {folder}: the disk does not keep up", one.warnings[0])
 
     run("asyncio", main)
     thread = next(each for each in threading.enumerate() if each.name == "elasticrun-files")

@@ -66,7 +66,7 @@ class Cluster:
         (self.folder / "new").replace(self.folder / "last")
 
     def forget(self, host: int) -> None:
-        """What is lost with the machine: what its disc had, and those whom other machines may wait for."""
+        """What is lost with the machine: what its disk had, and those whom other machines may wait for."""
         for path in self.machines[host].runtime.rglob("*.*"):
             path.unlink()
         for other in self.machines:

@@ -85,7 +85,7 @@ def test_an_address_changes_under_a_living_host(tmp_path: Path) -> None:
 
 
 def test_the_driver_is_cut_off(tmp_path: Path) -> None:
-    """All who have the state are beyond the cut: the job waits for them, or goes back to the disc without them."""
+    """All who have the state are beyond the cut: the job waits for them, or goes back to the disk without them."""
     with (
         made_machines() as machines,
         FollowedJob(machines, tmp_path, "node1:1\nnode2:1\n", "-np", "2", "--min-np", "2") as job,

@@ -101,7 +101,7 @@ def test_workers_start_late_leave_come_back_and_crash() -> None:
 
 
 def test_a_launcher_that_is_restarted_ends_the_agents_of_the_one_before() -> None:
-    """restartPolicy OnFailure: its container is there again, and goes on from the last commit on disc."""
+    """restartPolicy OnFailure: its container is there again, and goes on from the last commit on disk."""
     with made_pods(3) as pods:
         operator = Operator(pods)
         launcher = operator.launcher()
@@ -121,14 +121,14 @@ def test_a_launcher_that_is_restarted_ends_the_agents_of_the_one_before() -> Non
         operator.write(2, [0, 1])
         job.wait_for_steps(2, after=at)
         assert no_step_is_lost(job)
-        job.wait_for("a commit on disc", lambda: list((pods.work / "durable").glob("commit-*.state")))
+        job.wait_for("a commit on disk", lambda: list((pods.work / "durable").glob("commit-*.state")))
 
         launcher.kill()
         with MpiJob(pods, launcher, operator.launchers_environment, *flags, name="second") as job:
             formed = job.wait_for_event("round_formed")["time"]
             job.wait_for_steps(2, after=formed)
             again = [line for line in job.steps() if line["time"] > formed]
-            assert min(line["step"] for line in again) > 1, "it goes on from the disc"
+            assert min(line["step"] for line in again) > 1, "it goes on from the disk"
             mark = f"ELASTIC_DRIVER_MARK={job.events('job_started')[0]['job_id']}"
             for worker in operator.workers.values():
                 processes = worker.environments("step_program")

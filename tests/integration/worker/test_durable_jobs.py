@@ -30,7 +30,7 @@ def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
         with Job(second, "localhost:2\n", *flags) as other:
             assert other.wait() == 2
             assert "another job uses the folder" in other.said()
-        job.wait_for("two commits on disc", lambda: len([*folder.glob("commit-*.state")]) > 1)
+        job.wait_for("two commits on disk", lambda: len([*folder.glob("commit-*.state")]) > 1)
         job.process.send_signal(signal.SIGKILL)
         job.process.wait(PATIENCE_S)
         end = time.monotonic() + PATIENCE_S
@@ -58,7 +58,7 @@ def test_all_members_lost_at_once(tmp_path: Path) -> None:
     flags = ("-np", "1", "--min-np", "1", "--max-np", "1", "--durable-dir", str(folder))
     flags += ("--blacklist-cooldown-range", "1", "1")
     with Job(tmp_path, "localhost:1\n127.0.0.1:1\n", *flags) as job:
-        job.wait_for("commits on disc", lambda: max(map(number_of, folder.glob("commit-*.state")), default=0) > 5)
+        job.wait_for("commits on disk", lambda: max(map(number_of, folder.glob("commit-*.state")), default=0) > 5)
         before = job.steps()
         os.kill(before[-1]["pid"], signal.SIGKILL)
         after = job.wait_for("another process", lambda: [x for x in job.steps() if x["pid"] != before[-1]["pid"]])

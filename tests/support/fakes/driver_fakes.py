@@ -46,7 +46,7 @@ from elastic_driver.system.job_clock import JobClock
 from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, ReadyCause
 from tests.support.fakes.fleet_fakes import AtOnce, FakeAgent, FakeFleet
-from tests.support.fakes.played_disc import Disc
+from tests.support.fakes.played_disk import Disk
 from tests.support.fakes.virtual_loop import VirtualLoop
 
 PATIENCE_S = 150.0
@@ -345,7 +345,7 @@ class Job:
         *hosts: Host,
         clock: JobClock | None = None,
         dialect: Dialect = OURS,
-        disc: Disc | None = None,
+        disk: Disk | None = None,
         before: Recorded | None = None,
         **settings: Any,
     ) -> None:
@@ -373,7 +373,7 @@ class Job:
             Chronicle(self.log, Narrator(self.console)),  # type: ignore[arg-type]
             dialect=dialect,
             clock=clock,
-            disc=disc,
+            disk=disk,
             before=before,
         )
         self._running = loop.create_task(self.driver.run())
@@ -493,10 +493,10 @@ def driver_of(
     *,
     dialect: Dialect = OURS,
     clock: JobClock | None = None,
-    disc: Disc | None = None,
+    disk: Disk | None = None,
     before: Recorded | None = None,
 ) -> ElasticDriver:
-    """A driver of such a fleet; its hosts are listed by this source, and its journal is on this disc."""
+    """A driver of such a fleet; its hosts are listed by this source, and its journal is on this disk."""
     return build(
         settings,
         discovery=FleetDiscovery(source, fleet.fleet),
@@ -506,6 +506,6 @@ def driver_of(
         agents=fleet.side(),
         tally=Tally(),
         clock=clock,
-        journal=disc,  # type: ignore[arg-type]
+        journal=disk,  # type: ignore[arg-type]
         before=before,
     )

@@ -1,4 +1,4 @@
-"""A keeper of facts whose disc the test plays."""
+"""A keeper of facts whose disk the test plays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class FactsKeeper:
     """See Keeper.
 
     Attributes:
-        is_slow: whether what is kept is on disc only when the test says so (:meth:`answers`).
+        is_slow: whether what is kept is on disk only when the test says so (:meth:`answers`).
         news: all that came.
     """
 
@@ -40,7 +40,7 @@ class FactsKeeper:
             callback()
 
     def answers(self) -> None:
-        """The disc answers, now and from now on."""
+        """The disk answers, now and from now on."""
         self.is_slow = False
         waiting, self._waiting = self._waiting, []
         for callback in waiting:

@@ -62,8 +62,8 @@ class ShownJob:
         self.each = each
         self.looks = 0
         self.done: list[tuple[str, str]] = []
-        self.is_on_disc = asyncio.Event()
-        self.is_on_disc.set()
+        self.is_on_disk = asyncio.Event()
+        self.is_on_disk.set()
         self.output: dict[str, Sequence[str]] = {}
         self.drained: set[str] = set()
         self.drained_slots: dict[str, list[int]] = {}
@@ -96,7 +96,7 @@ class ShownJob:
 
     async def _end(self) -> str:
         self.done.append(("end", ""))
-        await self.is_on_disc.wait()
+        await self.is_on_disk.wait()
         return "it ends now"
 
     async def _stacks(self) -> str:

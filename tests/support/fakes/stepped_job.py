@@ -29,7 +29,7 @@ class SteppedJob:
 
     Args:
         loop: of the test.
-        ahead: how steps get on disc; None for without.
+        ahead: how steps get on disk; None for without.
 
     Attributes:
         stepper: of a job with one slot on each host.

@@ -174,5 +174,5 @@ class WatchedJob:
         job.now = at
 
     def find_commit(self) -> None:
-        """There is a commit on disc."""
+        """There is a commit on disk."""
         self.step(CommitFound())

@@ -29,7 +29,7 @@ COOLDOWN = ("--blacklist-cooldown-range", "1", "2")
 
 
 class FollowedJob(MachinesJob):
-    """``elasticrun`` on the first machine, with the training of ``lineage_program.py``, and commits on disc.
+    """``elasticrun`` on the first machine, with the training of ``lineage_program.py``, and commits on disk.
 
     Args:
         machines: for the job.

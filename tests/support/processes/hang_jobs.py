@@ -131,7 +131,7 @@ class HangJob(Job):
         assert len(self.events("round_formed")) == 1
 
 
-class FrozenDisc:
+class FrozenDisk:
     """A file system of its own at a folder, which answers nothing from ``freeze`` on. Needs root; use as a context."""
 
     def __init__(self, folder: Path) -> None:
@@ -139,7 +139,7 @@ class FrozenDisc:
         image = folder / "image"
         with image.open("wb") as file:
             file.truncate(_DISC_MB << 20)
-        self.folder = folder / "disc"
+        self.folder = folder / "disk"
         self.folder.mkdir()
         subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
         self._process = subprocess.Popen(

@@ -1,8 +1,8 @@
-"""A training whose commits go to disc, with a line for each step. Run by tests under elasticrun.
+"""A training whose commits go to disk, with a line for each step. Run by tests under elasticrun.
 
 Environment: STEP_LOG (file), STEPS (number), STEP_S (seconds a step takes), STEP_GROWS (each takes so many times as
 long as the one before, so that an epoch is not over before a test has done what it has to), BALLAST (bytes that each
-commit has besides), LOCAL_DISCS (folder; each host has a folder of its own in it for its commits, as if on a disc of
+commit has besides), LOCAL_DISCS (folder; each host has a folder of its own in it for its commits, as if on a disk of
 its own),
 SAMPLES (that many samples of one epoch are gone through by an ElasticSampler, and STEPS does not count), STOP (file;
 when it is there, the training ends at the next step).

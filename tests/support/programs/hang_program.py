@@ -55,7 +55,7 @@ def is_due(step: int, slowest_s: float) -> bool:
 
 
 def checkpoint() -> None:
-    """Writes and rests in turn, as a serializer does on a slow disc."""
+    """Writes and rests in turn, as a serializer does on a slow disk."""
     end = time.monotonic() + Standstill.lasts_s
     with WHERE.open("wb") as file:
         while time.monotonic() < end:
@@ -132,8 +132,8 @@ def invert_locks() -> None:
     threads[0].join()
 
 
-def write_to_the_disc() -> None:
-    """The disc does not answer."""
+def write_to_the_disk() -> None:
+    """The disk does not answer."""
     with WHERE.open("wb") as file:
         file.write(b"x" * 4096)
         file.flush()
@@ -150,7 +150,7 @@ KINDS = {
     "idle": idle,
     "c_call": call_c,
     "inversion": invert_locks,
-    "disc": write_to_the_disc,
+    "disk": write_to_the_disk,
 }
 
 

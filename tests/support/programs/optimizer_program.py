@@ -420,21 +420,21 @@ def used_twice() -> None:
 def changing_requires_grad() -> None:
     """Two players that take turns, as in a GAN; layers frozen and thawed after the optimizer was made."""
     torch.manual_seed(3)
-    gen, disc = torch.nn.Conv2d(1, 10, 1), torch.nn.Conv2d(10, 1, 1)
-    optimizers = [distribute(model, sgd(model, momentum=0.0)) for model in (gen, disc)]
+    gen, disk = torch.nn.Conv2d(1, 10, 1), torch.nn.Conv2d(10, 1, 1)
+    optimizers = [distribute(model, sgd(model, momentum=0.0)) for model in (gen, disk)]
     for turn in range(6):
-        for index, model in enumerate((gen, disc)):
+        for index, model in enumerate((gen, disk)):
             for param in model.parameters():
                 param.requires_grad_(turn % 2 == index)
         for optimizer in optimizers:
             optimizer.zero_grad()
-        disc(gen(torch.rand(1, 1, 20, 20))).sum().backward()
-        for index, model in enumerate((gen, disc)):
+        disk(gen(torch.rand(1, 1, 20, 20))).sum().backward()
+        for index, model in enumerate((gen, disk)):
             for param in model.parameters():
                 assert (param.grad is not None and bool(param.grad.max() != 0)) == (turn % 2 == index)
         optimizers[turn % 2].step()
     check_same(gen)
-    check_same(disc)
+    check_same(disk)
     data, mine = batch()
     alone, shared = net(), net()
     frozen = {turn: list(range(turn)) for turn in (3, 0, 5, 2)}

@@ -10,7 +10,7 @@ import pytest
 
 from elastic_driver.cli.doctor_text import as_data, text_of
 from elastic_driver.doctor.checkup import Checkup
-from elastic_driver.doctor.facts import UNLIMITED, Disc, HostFacts, Meeting
+from elastic_driver.doctor.facts import UNLIMITED, Disk, HostFacts, Meeting
 from elastic_driver.doctor.findings import Finding, Level
 from elastic_driver.doctor.seen import Link, Seen
 from elastic_driver.version import __version__
@@ -29,7 +29,7 @@ FACTS = HostFacts(
     clock_error_s=5e-4,
     limits={"nofile": 1024, "nproc": UNLIMITED, "memlock": 8 << 20, "core": 0},
     shm_bytes=8 << 30,
-    discs=(Disc("tmp", 63 << 30, writable=True),),
+    disks=(Disk("tmp", 63 << 30, writable=True),),
     cpus=96,
     memory_bytes=1000 << 30,
     available_bytes=900 << 30,
@@ -74,7 +74,7 @@ def test_a_wrong_sum_is_no_right_one() -> None:
 def test_no_home_is_shown_to_programs() -> None:
     """However deep it is in what hosts say."""
     home = os.path.expanduser("~")
-    facts = replace(FACTS, lacks=(f"{home}/x is missing",), discs=(Disc("tmp", error=f"{home}: gone"),))
+    facts = replace(FACTS, lacks=(f"{home}/x is missing",), disks=(Disk("tmp", error=f"{home}: gone"),))
     seen = Seen(message=f"cannot read {home}/key")
     text = json.dumps(as_data(Checkup(("node1",), {"node1": facts}, seen, ""), []))
     for shown in ("~/x is missing", "~: gone", "cannot read ~/key"):

@@ -28,7 +28,7 @@ class Numbers(BaseDataLoader):
             self.read.release()
             yield number
         if self.fails_after:
-            raise OSError("the disc")
+            raise OSError("the disk")
 
     def _process_batch(self, batch: int) -> int:
         return 10 * batch
@@ -74,7 +74,7 @@ def test_an_iteration_that_is_left_leaves_nothing_to_the_next() -> None:
 
 def test_an_error_is_the_consumers_after_the_batches_before_it() -> None:
     got = []
-    with pytest.raises(OSError, match="the disc"):
+    with pytest.raises(OSError, match="the disk"):
         got.extend(AsyncNumbers(8, False, 2, True))
     assert got == [0, 10]
 

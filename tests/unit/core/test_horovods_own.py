@@ -133,7 +133,7 @@ def test_rounds_that_fail_at_once_end_the_job() -> None:
     assert job.ended is not None
 
 
-def test_nothing_of_theirs_is_on_disc() -> None:
+def test_nothing_of_theirs_is_on_disk() -> None:
     job = Job(num_proc=2, min_num_proc=1, durable=True)
     train(job, "a:1", "b:1")
     assert any(

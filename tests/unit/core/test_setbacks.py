@@ -229,7 +229,7 @@ def test_slots_that_come_too_late_for_the_pause_end_it() -> None:
     assert isinstance(job.last(PublishRound), PublishRound)
 
 
-def test_all_lost_to_preemption_again_and_again_goes_on_from_disc() -> None:
+def test_all_lost_to_preemption_again_and_again_goes_on_from_disk() -> None:
     job = Job(durable=True, cooldown_range_s=(1.0, 1.0))
     job.train("a:1", commits=3)
     for _ in range(30):
@@ -240,7 +240,7 @@ def test_all_lost_to_preemption_again_and_again_goes_on_from_disc() -> None:
     assert (job.ended, job.round_id, job.state.setbacks.count) == (None, 31, 0)
 
 
-def test_a_crash_loop_from_disc_ends_whatever_the_cooldown() -> None:
+def test_a_crash_loop_from_disk_ends_whatever_the_cooldown() -> None:
     job = Job(durable=True, cooldown_range_s=(0.5, 0.5), setbacks_limit=4)
     job.train("a:1", commits=3)
     while job.ended is None:

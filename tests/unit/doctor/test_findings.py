@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_driver.doctor.facts import UNLIMITED, Disc, HostFacts, Meeting
+from elastic_driver.doctor.facts import UNLIMITED, Disk, HostFacts, Meeting
 from elastic_driver.doctor.findings import Finding, Level, findings_of, stops
 from elastic_driver.doctor.seen import Seen
 
@@ -25,7 +25,7 @@ GOOD = HostFacts(
     clock_error_s=0.001,
     limits={"nofile": 65536, "nproc": UNLIMITED, "memlock": 8 << 20, "core": 0},
     shm_bytes=8 << 30,
-    discs=(Disc("tmp", 50 << 30, writable=True),),
+    disks=(Disk("tmp", 50 << 30, writable=True),),
     cpus=8,
     memory_bytes=64 << 30,
     available_bytes=60 << 30,
@@ -61,10 +61,10 @@ def test_two_good_hosts_have_no_problem() -> None:
         ({"limits": {"nproc": 100}}, Level.WARNS, "its limit nproc is 100"),
         ({"shm_bytes": 64 << 20}, Level.WARNS, "/dev/shm has 64 MB"),
         ({"shm_bytes": 0}, Level.WARNS, "there is no /dev/shm"),
-        ({"discs": (Disc("--durable-dir", 9 << 30),)}, Level.STOPS, "--durable-dir cannot be written to"),
-        ({"discs": (Disc("--durable-dir", error="its disc hangs"),)}, Level.STOPS, "--durable-dir: its disc hangs"),
-        ({"discs": (Disc("tmp", 1 << 20, writable=True),)}, Level.WARNS, "temporary files has 0.00098 GB left"),
-        ({"discs": (Disc("tmp", missing=True),)}, Level.WARNS, "the folder for temporary files is not there"),
+        ({"disks": (Disk("--durable-dir", 9 << 30),)}, Level.STOPS, "--durable-dir cannot be written to"),
+        ({"disks": (Disk("--durable-dir", error="its disk hangs"),)}, Level.STOPS, "--durable-dir: its disk hangs"),
+        ({"disks": (Disk("tmp", 1 << 20, writable=True),)}, Level.WARNS, "temporary files has 0.00098 GB left"),
+        ({"disks": (Disk("tmp", missing=True),)}, Level.WARNS, "the folder for temporary files is not there"),
         ({"available_bytes": 1 << 29}, Level.WARNS, "only 0.5 GB of memory are free"),
         ({"available_bytes": 0}, Level.WARNS, "only 0 GB of memory are free"),
         ({"cgroup_bytes": 1 << 30}, Level.WARNS, "its container may use 1 GB of memory"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_driver.doctor import worker
-from elastic_driver.doctor.facts import Disc, HostFacts
+from elastic_driver.doctor.facts import Disk, HostFacts
 
 pytestmark = pytest.mark.unit
 
@@ -25,8 +25,8 @@ def test_a_home_is_left_out_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOME", "/home/bob")
     client = _Client()
     facts = HostFacts(
-        package="1", python="3", torch_error="OSError: /home/bob/lib.so", discs=(Disc("tmp", error="/home/bob/tmp"),)
+        package="1", python="3", torch_error="OSError: /home/bob/lib.so", disks=(Disk("tmp", error="/home/bob/tmp"),)
     )
     worker._say(facts, client)  # type: ignore[arg-type]
     [posted] = client.posted
-    assert (posted.torch_error, posted.discs[0].error) == ("OSError: ~/lib.so", "~/tmp")
+    assert (posted.torch_error, posted.disks[0].error) == ("OSError: ~/lib.so", "~/tmp")

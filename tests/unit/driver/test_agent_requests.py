@@ -24,7 +24,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Heard,
     NoFigures,
     NoticeSet,
-    OnDisc,
+    OnDisk,
     Put,
     Ready,
     Reply,
@@ -40,7 +40,7 @@ from elastic_driver.rendezvous.agent_messages import (
 )
 from elastic_driver.rendezvous.entries import unpack_entries
 from elastic_driver.rendezvous.messages import (
-    DiscReport,
+    DiskReport,
     LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
@@ -57,7 +57,7 @@ from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 pytestmark = pytest.mark.unit
 
 A, A1, B = WorkerId("a", 0, 0), WorkerId("a", 1, 0), WorkerId("b", 0, 0)
-DISC = DiscReport("id", "/d", 3, 9, "", drivers=True)
+DISC = DiskReport("id", "/d", 3, 9, "", drivers=True)
 
 
 class Link:
@@ -81,7 +81,7 @@ class Job:
         self.asked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
         self.ran: list[RunningReport] = []
         self.beats: list[tuple[WorkerId, int, bool, bool, bool]] = []
-        self.disc: list[DiscReport] = []
+        self.disk: list[DiskReport] = []
         self.looks: list[tuple[WorkerId, Vitals]] = []
         self.left: list[WorkerId] = []
         self.asked_routes: list[RouteRequest] = []
@@ -125,8 +125,8 @@ class Job:
     def seen(self, worker: WorkerId, vitals: Vitals) -> None:
         self.looks.append((worker, vitals))
 
-    def on_disc(self, report: DiscReport) -> None:
-        self.disc.append(report)
+    def on_disk(self, report: DiskReport) -> None:
+        self.disk.append(report)
 
     # --- routes ----------------------------------------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ def test_a_worker_that_speaks_of_what_can_not_be_is_told_why() -> None:
         ready(B),
         Running(RunningReport(B, 1, 0)),
         Heard({B.key: (1, False)}, [], []),
-        OnDisc(B.key, DISC),
+        OnDisk(B.key, DISC),
         Ask(1, B.key, "status", [], b""),
         Ask(1, "nobody", "status", [], b""),
         VitalsSeen({B.key: Vitals(1.0, 2)}),
@@ -228,7 +228,7 @@ def test_an_agent_speaks_for_its_own_workers_only(message: Said) -> None:
     async def test(job: Job) -> None:
         with pytest.raises(RendezvousProtocolError):
             job.say(message)
-        assert (job.asked, job.ran, job.beats, job.disc, job.looks, job.sent()) == ({}, [], [], [], [], [])
+        assert (job.asked, job.ran, job.beats, job.disk, job.looks, job.sent()) == ({}, [], [], [], [], [])
 
     on(test)
 

@@ -48,7 +48,7 @@ from elastic_driver.rendezvous.routes import RouteRequest
 from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, ReadyCause
 from tests.support.fakes.asking import ask
-from tests.support.fakes.played_disc import Disc
+from tests.support.fakes.played_disk import Disk
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
@@ -79,13 +79,13 @@ class World:
         self.commands: list[Command] = []
         self.errors: list[Exception] = []
         policy = Policy(**({"num_proc": 2, "min_num_proc": 1} | limits))
-        self.disc = Disc()
+        self.disk = Disk()
         self.stepper = Stepper(
             policy,
             clock=loop.time,
             carry_out=self._carry_out,
             on_error=self.errors.append,
-            ahead=_ahead(self.disc, loop, self.errors) if journal else None,
+            ahead=_ahead(self.disk, loop, self.errors) if journal else None,
         )
         self.rounds = make_rounds(self, loop)
 
@@ -133,8 +133,8 @@ class World:
         self.stepper.post(WorkerExited(worker, returncode, f"exited with code {returncode}", 0.0))
 
 
-def _ahead(disc: Any, loop: VirtualLoop, errors: list[Any]) -> WriteAhead:
-    return WriteAhead(disc, 600.0, loop.call_later, errors.append, on_held=errors.append)
+def _ahead(disk: Any, loop: VirtualLoop, errors: list[Any]) -> WriteAhead:
+    return WriteAhead(disk, 600.0, loop.call_later, errors.append, on_held=errors.append)
 
 
 def make_rounds(world: World, loop: VirtualLoop) -> Rounds:
@@ -143,7 +143,7 @@ def make_rounds(world: World, loop: VirtualLoop) -> Rounds:
         heartbeats=world.known,
         progress=world.progress,
         clock=loop.time,
-        on_disc=lambda report: None,
+        on_disk=lambda report: None,
         end=world.end,
     )
 
@@ -393,7 +393,7 @@ def test_a_drain_of_a_host_that_is_not_there() -> None:
     play(test)
 
 
-def test_only_living_members_of_the_present_round_may_put_commits_on_disc() -> None:
+def test_only_living_members_of_the_present_round_may_put_commits_on_disk() -> None:
     async def test(world: World) -> None:
         async def asked(worker: WorkerId, round_id: int) -> str:
             body = PublishRequest(round_id, 42).to_json()
@@ -439,29 +439,29 @@ def test_only_living_members_of_the_present_round_may_put_commits_on_disc() -> N
     ],
     ids=["drain", "leave", "end", "publish"],
 )
-def test_nobody_is_answered_before_it_is_on_disc(
+def test_nobody_is_answered_before_it_is_on_disk(
     ask_for: Callable[[World], Coroutine[Any, Any, Any]], expected: str
 ) -> None:
     async def test(world: World) -> None:
-        world.disc.answers_soon = True
+        world.disk.answers_soon = True
         world.stepper.begin()
         await world.train(A, B)
-        world.disc.answers_soon = False
+        world.disk.answers_soon = False
         world.stepper.post(DrainRequested("b", None, "as another has asked"))
         asked = asyncio.ensure_future(ask_for(world))
         await asyncio.sleep(1)
         assert not asked.done()
-        world.disc.answers()
+        world.disk.answers()
         await asyncio.sleep(1)
-        if world.disc.looks:
+        if world.disk.looks:
             assert not asked.done(), "another driver may have the job by now, and its own writer of commits"
-            world.disc.looked()
+            world.disk.looked()
         elif not asked.done():
-            assert world.disc.waiting, "what it has asked for is being written"
-            world.disc.answers()
+            assert world.disk.waiting, "what it has asked for is being written"
+            world.disk.answers()
         reply = await asked
         assert expected in ("" if reply is None else getattr(reply, "text", ""))
-        assert not world.disc.waiting
+        assert not world.disk.waiting
         assert world.stepper.state.drained >= {("b", None)}
 
     play(test, journal=True)
@@ -469,14 +469,14 @@ def test_nobody_is_answered_before_it_is_on_disc(
 
 def test_a_driver_that_has_lost_its_job_lets_nobody_publish() -> None:
     async def test(world: World) -> None:
-        world.disc.answers_soon = True
+        world.disk.answers_soon = True
         world.stepper.begin()
         await world.train(A, B)
-        world.disc.answers_soon = False
+        world.disk.answers_soon = False
         asked = asyncio.ensure_future(world.rounds._may_publish(publish_request(A)))
         await asyncio.sleep(1)
         world.stepper.abandon(EndJob(75, "another driver has it"))
-        world.disc.looked()
+        world.disk.looked()
         reply = await asked
         assert (reply.granted, reply.reason) == (False, "the job is over")
 
@@ -485,10 +485,10 @@ def test_a_driver_that_has_lost_its_job_lets_nobody_publish() -> None:
 
 def test_a_leave_a_drain_and_an_end_are_written_before_they_are_answered() -> None:
     async def test(world: World) -> None:
-        world.disc.answers_soon = True
+        world.disk.answers_soon = True
         world.stepper.begin()
         await world.train(A, B)
-        world.disc.answers_soon = False
+        world.disk.answers_soon = False
         for ask_for in (
             lambda: world.rounds.leave(LeaveRequest(A, "SIGTERM")),
             lambda: world.rounds.drain(DrainHostRequest("b", undo=False)),
@@ -498,25 +498,25 @@ def test_a_leave_a_drain_and_an_end_are_written_before_they_are_answered() -> No
             await asyncio.sleep(1)
             assert not asked.done()
             before = world.stepper.state
-            world.disc.answers()
+            world.disk.answers()
             await asked
             assert world.stepper.state.drained > before.drained or world.stepper.is_over
 
     play(test, journal=True)
 
 
-def test_an_end_does_not_wait_for_a_disc_that_hangs_over_something_else() -> None:
+def test_an_end_does_not_wait_for_a_disk_that_hangs_over_something_else() -> None:
     async def test(world: World) -> None:
-        world.disc.answers_soon = True
+        world.disk.answers_soon = True
         world.stepper.begin()
         await world.train(A, B)
-        world.disc.answers_soon = False
+        world.disk.answers_soon = False
         world.stepper.post(DrainRequested("b", None, "as another has asked"))
         asked = asyncio.ensure_future(world.rounds.end())
         await asyncio.sleep(10)
         assert world.stepper.is_over
         assert (await asked).text == "it ends"
-        assert len(world.errors) == 1, "that the disc does not answer"
+        assert len(world.errors) == 1, "that the disk does not answer"
         world.errors.clear()
 
     play(test, journal=True)

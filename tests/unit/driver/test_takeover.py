@@ -34,7 +34,7 @@ from elastic_driver.words import ExitCode, NoticeKind, OnChange, ReadyCause
 from tests.support.fakes.driver_fakes import FakeHost, Job
 from tests.support.fakes.fleet_fakes import Dial, hello, rest
 from tests.support.fakes.job_facts import a_took, job_of_one
-from tests.support.fakes.played_disc import Disc
+from tests.support.fakes.played_disk import Disk
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
@@ -76,13 +76,13 @@ class Lives:
     def takes_over(self, state: State | None = None, **settings: Any) -> None:
         """Another driver begins with what the last one has left."""
         (self._folder / "second").mkdir()
-        disc = Disc()
-        disc.answers_soon = True
+        disk = Disk()
+        disk.answers_soon = True
         self.job = Job(
             self._folder / "second",
             *self.listed,
             clock=self.job.driver.clock,
-            disc=disc,
+            disk=disk,
             before=Recorded(
                 a_took(), job_of_one(), state or self.state, 0.0, facts=Facts(agents=self.agents), away_s=1.5
             ),

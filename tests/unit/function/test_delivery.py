@@ -98,7 +98,7 @@ def test_a_piece_without_room_is_to_come_again(tmp_path: Path, monkeypatch: pyte
     assert outcomes(tmp_path) == []
 
 
-def test_a_disc_that_fails_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_fails_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     delivery = Delivery(b"", tmp_path / "gone")
     with caplog.at_level(logging.WARNING):
         ask(delivery, "outcome", "0", "2", body=b"0123")

@@ -926,7 +926,7 @@ def test_it_is_good_from_when_its_lease_was_asked_for(
         assert made.lock.good_until <= answered_s[0] + 5 - 1.5
 
 
-def test_what_etcd_refuses_is_an_error_of_the_disc(etcd: FakeEtcd, place: EtcdPlace, mine: Writer) -> None:
+def test_what_etcd_refuses_is_an_error_of_the_disk(etcd: FakeEtcd, place: EtcdPlace, mine: Writer) -> None:
     mine.begin(b"first")
     etcd.refusal = Refusal(429, 8, "etcdserver: mvcc: database space exceeded")
     for write in (mine.append, mine.begin):

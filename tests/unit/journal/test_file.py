@@ -1,4 +1,4 @@
-"""A journal's file: torn and damaged at each byte, and on a disc that is full."""
+"""A journal's file: torn and damaged at each byte, and on a disk that is full."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bodies_of(data: bytes) -> list[bytes]:
 
 @contextmanager
 def room_for(size: int) -> Iterator[None]:
-    """No file of this process may be larger than that: the kernel says so as it does of a disc that is full."""
+    """No file of this process may be larger than that: the kernel says so as it does of a disk that is full."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -115,7 +115,7 @@ def test_other_files_are_refused_by_name() -> None:
             parse(data, HERE)
 
 
-def test_a_file_is_private_filled_ahead_and_on_disc(tmp_path: Path) -> None:
+def test_a_file_is_private_filled_ahead_and_on_disk(tmp_path: Path) -> None:
     records = RecordFile.new(tmp_path, 1, b"first")
     path = tmp_path / JOURNAL
     assert [each.name for each in tmp_path.iterdir()] == [JOURNAL]
@@ -149,7 +149,7 @@ def test_a_new_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     new.close()
 
 
-def test_a_full_disc_still_has_what_was_filled_ahead(tmp_path: Path) -> None:
+def test_a_full_disk_still_has_what_was_filled_ahead(tmp_path: Path) -> None:
     records = RecordFile.new(tmp_path, 1, b"first")
     bodies = [b"x" * 4000] * 60
     with room_for((tmp_path / JOURNAL).stat().st_size):
@@ -161,7 +161,7 @@ def test_a_full_disc_still_has_what_was_filled_ahead(tmp_path: Path) -> None:
     records.close()
 
 
-def test_a_disc_without_room_for_a_new_file_keeps_the_old_one(tmp_path: Path) -> None:
+def test_a_disk_without_room_for_a_new_file_keeps_the_old_one(tmp_path: Path) -> None:
     old = RecordFile.new(tmp_path, 1, b"old")
     with room_for(1000), pytest.raises(OSError, match="too large"):
         RecordFile.new(tmp_path, 2, b"new")
@@ -184,7 +184,7 @@ def test_a_write_that_fails_leaves_the_records_before_it(tmp_path: Path, monkeyp
     records.close()
 
 
-def test_a_disc_that_fails_where_the_file_is_extended_is_no_full_one(
+def test_a_disk_that_fails_where_the_file_is_extended_is_no_full_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = RecordFile.new(tmp_path, 1, b"first")
@@ -201,7 +201,7 @@ def test_a_disc_that_fails_where_the_file_is_extended_is_no_full_one(
     records.close()
 
 
-def test_a_file_is_on_disc_before_it_has_its_name_and_the_name_before_it_counts(
+def test_a_file_is_on_disk_before_it_has_its_name_and_the_name_before_it_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = os.fsync

@@ -1,4 +1,4 @@
-"""The journal of a running job: on disc, in one file, whatever happens to disc and folder."""
+"""The journal of a running job: on disk, in one file, whatever happens to disk and folder."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_it_begins_with_a_file_of_its_own_and_goes_on_in_it(tmp_path: Path) -> N
 
 
 async def kept(world: World) -> None:
-    """Blocks until all facts are on disc."""
+    """Blocks until all facts are on disk."""
     done = asyncio.Event()
     world.journal.when_kept(done.set)
     await done.wait()
@@ -139,7 +139,7 @@ def records(world: World) -> list[list[str]]:
     return [[type(entry).__name__ for entry in decode(record.body)] for record in rest]
 
 
-def test_a_fact_is_on_disc_with_the_next_record_or_at_once_where_there_is_none(
+def test_a_fact_is_on_disk_with_the_next_record_or_at_once_where_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(world: World) -> None:
@@ -236,7 +236,7 @@ def test_who_has_lost_the_folder_is_told_by_facts_too(tmp_path: Path) -> None:
             world.journal.keep(LeaverKept("a", None))
             world.journal.when_kept(lambda: called.append(1))
             assert isinstance(await errors.get(), JournalHeldError)
-            assert not called, "nothing comes of what is not on disc"
+            assert not called, "nothing comes of what is not on disk"
 
     play(tmp_path, test)
 
@@ -446,7 +446,7 @@ def test_at_the_end_nothing_of_the_job_is_left(tmp_path: Path) -> None:
     world.folder.release()
 
 
-def test_a_disc_that_hangs_holds_up_nobody_but_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_hangs_holds_up_nobody_but_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FLUSH_S", 0.01)
     answers = threading.Event()
     whole = RecordFile.append
@@ -463,7 +463,7 @@ def test_a_disc_that_hangs_holds_up_nobody_but_the_thread(tmp_path: Path, monkey
             await asyncio.sleep(0.001)
         assert not writing.done()
         assert world.read().events == ()
-        assert world.journal.close(0) == "the disc does not answer"
+        assert world.journal.close(0) == "the disk does not answer"
         answers.set()
         await writing
 

@@ -82,7 +82,7 @@ def test_a_driver_that_takes_all_gets_all_at_once() -> None:
         driver.backlog.behind(lambda: said.append(len(driver.taken)))
         assert driver.taken == [Output(A, "stderr", b"[0]<stderr>:one\n")]
         assert said == [1]
-        assert driver.backlog.on_disc == 0
+        assert driver.backlog.on_disk == 0
 
     act(main)
 
@@ -102,7 +102,7 @@ def test_what_is_kept_comes_in_order_and_what_is_behind_it_behind_it() -> None:
                 await driver.until(lambda: not driver.backlog._works)
         assert driver.taken == []
         assert said == []
-        assert driver.backlog.on_disc > 15_000
+        assert driver.backlog.on_disk > 15_000
         assert len(driver.backlog._files) > 2
         assert len(set(os.listdir("/proc/self/fd")) - before) == len(driver.backlog._files)
         driver.take(1)
@@ -123,7 +123,7 @@ def test_files_have_no_names(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> 
     async def main() -> None:
         driver = Driver(memory_bytes=10)
         driver.backlog.write(A, "stdout", line(0))
-        await driver.until(lambda: driver.backlog.on_disc > 0)
+        await driver.until(lambda: driver.backlog.on_disk > 0)
         assert list(tmp_path.iterdir()) == []
         await driver.take_all()
 
@@ -132,15 +132,15 @@ def test_files_have_no_names(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_finds_no_room_is_counted_where_it_is_missing() -> None:
     async def main() -> None:
-        driver = Driver(memory_bytes=1000, disc_bytes=5000, file_bytes=2000)
+        driver = Driver(memory_bytes=1000, disk_bytes=5000, file_bytes=2000)
         for number in range(200):
             driver.backlog.write(A, "stdout", line(number) + line(number))
             driver.backlog.write(B, "stderr", f"[1]<stderr>:{number}\n".encode())
             await driver.until(lambda: not driver.backlog._works)
-        first = driver.backlog.on_disc
+        first = driver.backlog.on_disk
         assert 3000 < first <= 6500
         # As soon as there is room again, lines are kept again, behind the place of those that are not.
-        while driver.backlog.on_disc > 2000:
+        while driver.backlog.on_disk > 2000:
             driver.take(1)
             await asyncio.sleep(0)
         driver.backlog.write(A, "stdout", line(1000) * 2)
@@ -158,7 +158,7 @@ def test_what_finds_no_room_is_counted_where_it_is_missing() -> None:
     act(main)
 
 
-class BadDisc:
+class BadDisk:
     """Fails writes, or reads, while it is to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
@@ -172,16 +172,16 @@ class BadDisc:
         return self._works(*arguments)
 
 
-def test_a_full_disc_costs_lines_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_costs_lines_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        disc = BadDisc(monkeypatch, "pwrite")
+        disk = BadDisk(monkeypatch, "pwrite")
         driver = Driver(memory_bytes=1000)
         said = []
         for number in range(100):
             driver.backlog.write(A, "stdout", line(number))
             await driver.until(lambda: not driver.backlog._works)
         driver.backlog.behind(lambda: said.append(len(driver.taken)))
-        disc.fails = False
+        disk.fails = False
         for number in range(100, 200):
             driver.backlog.write(A, "stdout", line(number))
         await driver.take_all()
@@ -201,10 +201,10 @@ def test_a_file_that_cannot_be_read_is_missing(monkeypatch: pytest.MonkeyPatch) 
         for number in range(100):
             driver.backlog.write(A, "stdout", line(number))
         await driver.until(lambda: not driver.backlog._works)
-        disc = BadDisc(monkeypatch, "pread")
+        disk = BadDisk(monkeypatch, "pread")
         driver.take(1)
         await driver.until(lambda: len(driver.taken) == 1)
-        disc.fails = False
+        disk.fails = False
         await driver.take_all()
         (missing,) = TOLD.finditer(driver.lines())
         there = numbers(driver.lines())
@@ -214,7 +214,7 @@ def test_a_file_that_cannot_be_read_is_missing(monkeypatch: pytest.MonkeyPatch) 
     act(main)
 
 
-def test_a_disc_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog_module, "_WAITING_BYTES", 10_000)
 
     async def main() -> None:
@@ -257,9 +257,9 @@ def test_whatever_happens_each_line_comes_once_and_in_order_or_is_counted(
 ) -> None:
     async def main() -> None:
         rng = random.Random(seed)
-        writes, reads = BadDisc(monkeypatch, "pwrite"), BadDisc(monkeypatch, "pread")
+        writes, reads = BadDisk(monkeypatch, "pwrite"), BadDisk(monkeypatch, "pread")
         writes.fails = reads.fails = False
-        driver = Driver(memory_bytes=500, disc_bytes=4000, file_bytes=1000)
+        driver = Driver(memory_bytes=500, disk_bytes=4000, file_bytes=1000)
         written = {A: 0, B: 0}
         finished: list[tuple[str, int]] = []
         for _ in range(300):

@@ -17,7 +17,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Heard,
     Levels,
     NoticeSet,
-    OnDisc,
+    OnDisk,
     Put,
     Ready,
     Reply,
@@ -34,7 +34,7 @@ from elastic_driver.rendezvous.agent_messages import (
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.entries import pack_entries
 from elastic_driver.rendezvous.messages import (
-    DiscReport,
+    DiskReport,
     JobOver,
     NextRoundRequest,
     Notice,
@@ -320,15 +320,15 @@ def test_a_goodbye_is_told_at_once() -> None:
     on(test)
 
 
-def test_what_is_on_disc_is_told_when_it_has_changed() -> None:
+def test_what_is_on_disk_is_told_when_it_has_changed() -> None:
     async def test(host: Host) -> None:
         host.train(A)
         for written in (1, 1, 2, 3):
-            host.watch(A, 1, disc=DiscReport("id", "/d on a", written, 9, "", drivers=True))
+            host.watch(A, 1, disk=DiskReport("id", "/d on a", written, 9, "", drivers=True))
         await asyncio.sleep(0.6)
-        host.watch(A, 1, disc=DiscReport("id", "/d on a", 3, 9, "", drivers=True))
+        host.watch(A, 1, disk=DiskReport("id", "/d on a", 3, 9, "", drivers=True))
         await asyncio.sleep(0.6)
-        assert host.of(OnDisc) == [OnDisc(A.key, DiscReport("id", "/d on a", 3, 9, "", drivers=True))]
+        assert host.of(OnDisk) == [OnDisk(A.key, DiskReport("id", "/d on a", 3, 9, "", drivers=True))]
 
     on(test)
 
@@ -524,16 +524,16 @@ def test_another_driver_is_told_what_runs_and_who_asks() -> None:
         of_b = RunningReport(B, 1, 0)
         for report in (first, of_b, second, RunningReport(B, 0, 9)):
             host.rounds.running(report)
-        disc = DiscReport("id", "/d", 1, 2, "", drivers=True)
-        host.watch(B, disc=disc)
+        disk = DiskReport("id", "/d", 1, 2, "", drivers=True)
+        host.watch(B, disk=disk)
         asked = host.ask(A, after=1)
         await asyncio.sleep(0)
         asked.cancel()  # its poll time is over, and it asks again
-        again = [Running(second), Running(of_b), Ready(ready(A, 1)), OnDisc(B.key, disc)]
+        again = [Running(second), Running(of_b), Ready(ready(A, 1)), OnDisk(B.key, disk)]
         assert list(host.rounds.reports()) == again
         assert list(host.rounds.reports()) == again, "as often as one comes"
         await asyncio.sleep(1.0)
-        assert host.of(OnDisc) == [], "it was told"
+        assert host.of(OnDisk) == [], "it was told"
         host.rounds.gone(B)
         assert list(host.rounds.reports()) == [Running(second), Ready(ready(A, 1))]
         host.rounds.begin_round(2)

@@ -40,7 +40,7 @@ def test_output_is_kept_when_it_is_in_its_file(tmp_path: Path) -> None:
         with OutputFiles(Screen(), folder=tmp_path, width=1, keeping=keeping) as outputs:
             outputs.begin(A, 42, 0, "0")
             assert outputs._writer is not None
-            outputs._writer.put(answers.wait)  # the disc hangs
+            outputs._writer.put(answers.wait)  # the disk hangs
             outputs.write(A, "stdout", b"one\n")
             outputs.write(A, "stderr", b"two\n")
             assert (keeping.came, keeping.kept) == (2, 0)

@@ -14,7 +14,7 @@ from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.entries import pack_entries, unpack_entries
 from elastic_driver.rendezvous.messages import (
-    DiscReport,
+    DiskReport,
     DrainHostRequest,
     DrainReply,
     JobOver,
@@ -53,7 +53,7 @@ ASSIGNMENT = RoundAssignment(
 REQUESTS: list[tuple[Any, Any]] = [
     (NextRoundRequest.from_json, READY),
     (WatchRequest.from_json, WatchRequest(WORKER, 8, 3)),
-    (WatchRequest.from_json, WatchRequest(WORKER, 8, 3, disc=DiscReport("id", "/d on a", -1, 7, "full", drivers=True))),
+    (WatchRequest.from_json, WatchRequest(WORKER, 8, 3, disk=DiskReport("id", "/d on a", -1, 7, "full", drivers=True))),
     (RunningReport.from_json, RunningReport(WORKER, 8, 120)),
     (RunningReport.from_json, RunningReport(WORKER, 8, 0, another=True)),
     (DrainHostRequest.from_json, DrainHostRequest("b", undo=False, within_s=90.0)),

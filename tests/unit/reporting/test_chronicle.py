@@ -19,7 +19,7 @@ from elastic_driver.core.state import Failure
 from elastic_driver.health.findings import Stalled, StallEnded, WorkerCleared, WorkerSuspected
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.words import ExitStatus
-from elastic_driver.rendezvous.messages import DiscReport
+from elastic_driver.rendezvous.messages import DiskReport
 from elastic_driver.reporting.chronicle import Chronicle, ChronicleKept
 from elastic_driver.reporting.console import Console
 from elastic_driver.reporting.event_log import EventLog
@@ -261,14 +261,14 @@ def test_a_wait_is_told_of_within_seconds_and_then_less_and_less_often(story: St
     assert said[2] == "elasticrun: warning: for 35 s now: waiting for slots", "those who hear only warnings, too"
 
 
-def disc(folder: str, written: int, commits: int, trouble: str = "", *, drivers: bool = False) -> DiscReport:
-    return DiscReport(folder, f"/d on {folder}", written, commits, trouble, drivers)
+def disk(folder: str, written: int, commits: int, trouble: str = "", *, drivers: bool = False) -> DiskReport:
+    return DiskReport(folder, f"/d on {folder}", written, commits, trouble, drivers)
 
 
-def test_a_disc_that_stays_behind_is_warned_of_now_and_then_and_stands_in_the_summary(story: Story) -> None:
+def test_a_disk_that_stays_behind_is_warned_of_now_and_then_and_stands_in_the_summary(story: Story) -> None:
     for commits in range(10, 151, 10):
-        story.chronicle.on_disc(disc("a", 1, commits, "No space left on device"))
-        story.chronicle.on_disc(disc("b", commits, commits))
+        story.chronicle.on_disk(disk("a", 1, commits, "No space left on device"))
+        story.chronicle.on_disk(disk("b", commits, commits))
     story.chronicle.ended(0, "done")
     warned = [
         f"elasticrun: warning: commits are not reaching the disk: the newest is commit 1 of {commits} in /d on a "
@@ -285,21 +285,21 @@ def test_a_disc_that_stays_behind_is_warned_of_now_and_then_and_stands_in_the_su
 
 def test_a_trouble_that_passes_is_not_counted_on(story: Story) -> None:
     for trouble in ("full", "", "full", ""):
-        story.chronicle.on_disc(disc("a", 3, 9, trouble))
+        story.chronicle.on_disk(disk("a", 3, 9, trouble))
     assert story.said() == []
 
 
 def test_another_writer_of_a_folder_does_not_take_back_what_is_there(story: Story) -> None:
-    story.chronicle.on_disc(disc("a", 40, 40))
-    story.chronicle.on_disc(disc("a", -1, 41))
+    story.chronicle.on_disk(disk("a", 40, 40))
+    story.chronicle.on_disk(disk("a", -1, 41))
     story.chronicle.ended(130, "interrupted by SIGINT")
     assert story.said()[0] == "elasticrun: on disk: commit 40 of 41 in /d on a"
 
 
 def test_what_the_driver_finds_in_its_own_folder_is_newer_than_the_last_heartbeat(story: Story) -> None:
-    story.chronicle.on_disc(disc("a", 40, 41, drivers=True))
-    story.chronicle.on_disc(disc("b", 39, 41))
-    story.chronicle.found_on_disc("/d", 52)
+    story.chronicle.on_disk(disk("a", 40, 41, drivers=True))
+    story.chronicle.on_disk(disk("b", 39, 41))
+    story.chronicle.found_on_disk("/d", 52)
     story.chronicle.ended(130, "interrupted by SIGINT")
     assert story.said()[:2] == [
         "elasticrun: on disk: commit 52 in /d on a",
@@ -307,22 +307,22 @@ def test_what_the_driver_finds_in_its_own_folder_is_newer_than_the_last_heartbea
     ]
 
 
-def test_what_is_on_disc_is_said_also_of_a_job_that_never_reported(story: Story) -> None:
+def test_what_is_on_disk_is_said_also_of_a_job_that_never_reported(story: Story) -> None:
     story.chronicle.round_resumed(ReportResumed(1, 0, 0.5))
-    story.chronicle.found_on_disc("/d", 52)
+    story.chronicle.found_on_disk("/d", 52)
     story.chronicle.ended(1, "nothing works")
     assert story.said()[0] == "elasticrun: on disk: commit 52 in /d"
 
 
-def test_a_damaged_commit_is_not_counted_as_on_disc(story: Story) -> None:
-    story.chronicle.on_disc(disc("a", 52, 52, drivers=True))
-    story.chronicle.found_on_disc("/d", 40, (52, 41))
+def test_a_damaged_commit_is_not_counted_as_on_disk(story: Story) -> None:
+    story.chronicle.on_disk(disk("a", 52, 52, drivers=True))
+    story.chronicle.found_on_disk("/d", 40, (52, 41))
     story.chronicle.ended(130, "interrupted by SIGINT")
     assert story.said()[0].endswith("on disk: commit 40 of 52 in /d on a (commit 52 is damaged)")
 
 
 def test_a_commit_that_no_training_began_from_may_be_none(story: Story) -> None:
-    story.chronicle.found_on_disc("/d", 52)
+    story.chronicle.found_on_disk("/d", 52)
     story.chronicle.ended(1, "none of the commits can be used")
     assert story.said() == ["elasticrun: job failed: none of the commits can be used (exit code 1)"]
 
@@ -579,7 +579,7 @@ def test_of_workers_that_are_lost_with_their_host_only_the_host_is_told(story: S
 
 def test_many_folders_are_cut(story: Story) -> None:
     for number in range(200):
-        story.chronicle.on_disc(disc(f"h{number}", number, number))
+        story.chronicle.on_disk(disk(f"h{number}", number, number))
     story.chronicle.ended(0, "done")
     said = story.said()
     assert said[0] == "elasticrun: on disk: commit 199 in /d on h199"

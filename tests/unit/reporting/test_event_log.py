@@ -103,7 +103,7 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path, name: str) -> None:
         EventLog(tmp_path / name)
 
 
-def test_a_full_disc_is_said_once_and_borne() -> None:
+def test_a_full_disk_is_said_once_and_borne() -> None:
     said: list[str] = []
     with EventLog(Path("/dev/full"), on_warning=said.append) as log:
         log.write("one")
@@ -111,7 +111,7 @@ def test_a_full_disc_is_said_once_and_borne() -> None:
     assert said == ["cannot write the event log /dev/full: No space left on device; continuing without it"]
 
 
-def test_a_disc_that_fills_within_a_line(tmp_path: Path) -> None:
+def test_a_disk_that_fills_within_a_line(tmp_path: Path) -> None:
     program = (
         "import resource, sys\nfrom pathlib import Path\nfrom elastic_driver.reporting.event_log import EventLog\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
@@ -168,7 +168,7 @@ def test_a_reader_that_goes_ends_the_log_only(tmp_path: Path) -> None:
     ]
 
 
-def test_a_disc_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     hangs, answers, write = threading.Event(), threading.Event(), os.write
 
@@ -192,7 +192,7 @@ def test_a_disc_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.M
     match = re.fullmatch(rf"(\d+) bytes are missing from the event log {tmp_path / 'e'}: the disk cannot keep up", last)
     assert match
     assert 20_000 < int(match[1]) < 60_000
-    # What had room is written when the disc answers after all.
+    # What had room is written when the disk answers after all.
     answers.set()
     thread.join(150)
     assert not thread.is_alive()

@@ -32,7 +32,7 @@ from elastic_driver.reporting.happenings import (
     ChiefStarted,
     ChiefStopped,
     DiscoveryRan,
-    DiscReported,
+    DiskReported,
     FirstFailure,
     Happening,
     HostLost,
@@ -80,13 +80,13 @@ DOCUMENT = Path(__file__).resolve().parents[3] / "docs/events.md"
 A, B = WorkerId("a", 0, 0), WorkerId("b", 1, 2)
 INSTANT = Instant()
 # They come all the while: no events.
-SILENT = {Status, MomentPassed, DiscoveryRan, DiscReported}
+SILENT = {Status, MomentPassed, DiscoveryRan, DiskReported}
 # One of each kind at least, and of those with something that may be absent both.
 EXAMPLES: list[Happening] = [
     Status("training"),
     MomentPassed(),
     DiscoveryRan(0.1, failed=True),
-    DiscReported("f", "/f", 1, 2, ""),
+    DiskReported("f", "/f", 1, 2, ""),
     JobStarted("http://127.0.0.1:1", "77"),
     HostsChanged([Host("a", 2), Host("b", 1, ("rack=r1",))]),
     HostsChanged([]),

@@ -409,7 +409,7 @@ def test_root_in_anothers_home_keeps_nothing_there(tmp_path: Path) -> None:
         history_folder({"XDG_STATE_HOME": str(tmp_path / "state")})
 
 
-def test_a_disc_that_is_full_costs_one_line(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_costs_one_line(tmp_path: Path) -> None:
     program = (
         "import resource, sys\nfrom elastic_driver.reporting.history import History\n"
         "from elastic_driver.reporting.happenings import JobEnded, JobStarted, Remark, Summary\n"
@@ -456,15 +456,15 @@ def test_a_home_that_is_read_only_by_now_shows_its_jobs_and_warns_of_nothing(tmp
     assert said_where_mounted(state, f"mount --bind {state} {state} && mount -o remount,bind,ro", program) == [OTHER]
 
 
-def test_a_disc_that_is_full_for_a_while_costs_what_happened_then(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_for_a_while_costs_what_happened_then(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "state").settle()
     descriptor = kept.history._descriptor
-    disc = os.dup(descriptor)
+    disk = os.dup(descriptor)
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, descriptor, inheritable=False)
     kept.hear(STARTED, *[formed(1)] * 2).settle()
-    os.dup2(disc, descriptor, inheritable=False)
-    os.close(disc)
+    os.dup2(disk, descriptor, inheritable=False)
+    os.close(disk)
     os.close(full)
     kept.hear(formed(2)).settle().hear(ENDED).close()
     assert [event["event"] for event in kept.events] == ["job_started", "round_formed", "report", "job_ended"]
@@ -486,7 +486,7 @@ def test_a_home_that_is_not_there_at_first_keeps_what_comes_later(tmp_path: Path
 
 
 @ROOT_ONLY
-def test_a_job_that_ends_on_a_full_disc_is_not_listed_as_killed(tmp_path: Path) -> None:
+def test_a_job_that_ends_on_a_full_disk_is_not_listed_as_killed(tmp_path: Path) -> None:
     program = (
         "import os, sys\nfrom pathlib import Path\nfrom elastic_driver.reporting.history import History\n"
         "from elastic_driver.reporting.happenings import JobEnded, JobStarted, Remark, Summary\n"
@@ -505,7 +505,7 @@ def test_a_job_that_ends_on_a_full_disc_is_not_listed_as_killed(tmp_path: Path) 
     assert last == "3 oh"
 
 
-def test_a_disc_that_hangs_holds_up_the_end_for_a_moment_and_costs_one_line(tmp_path: Path) -> None:
+def test_a_disk_that_hangs_holds_up_the_end_for_a_moment_and_costs_one_line(tmp_path: Path) -> None:
     kept, answers = Kept(tmp_path / "state"), threading.Event()
     writer = kept.history._writer
     assert writer is not None
@@ -519,7 +519,7 @@ def test_a_disc_that_hangs_holds_up_the_end_for_a_moment_and_costs_one_line(tmp_
     assert kept.history.told() == ""
 
 
-def test_a_disc_that_hangs_at_the_end_is_told_of(tmp_path: Path) -> None:
+def test_a_disk_that_hangs_at_the_end_is_told_of(tmp_path: Path) -> None:
     kept, answers = Kept(tmp_path / "state"), threading.Event()
     writer = kept.history._writer
     assert writer is not None
@@ -588,7 +588,7 @@ def test_whoever_looks_is_in_nobodys_way(history: Path) -> None:
 
 
 @pytest.mark.parametrize(("ended", "age_s", "runs"), [(None, 5.0, True), (None, 700.0, False), (9.5, 5.0, False)])
-def test_on_a_disc_without_locks_what_is_written_says_whether_a_job_runs(
+def test_on_a_disk_without_locks_what_is_written_says_whether_a_job_runs(
     history: Path, monkeypatch: pytest.MonkeyPatch, ended: float | None, age_s: float, runs: bool
 ) -> None:
     def no_locks(*arguments: object) -> None:

@@ -17,7 +17,7 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest
 from elastic_driver.reporting.happenings import (
     DiscoveryRan,
-    DiscReported,
+    DiskReported,
     Happening,
     HostLost,
     JobStarted,
@@ -255,15 +255,15 @@ def test_figures_of_the_training_have_their_names_as_labels(scraper: Scraper) ->
     assert "elastic_driver_reported" not in scraper.ask().body.decode()
 
 
-def test_commits_on_disc(scraper: Scraper) -> None:
-    scraper.hear(DiscReported("f", "/a", 30, 44, ""), DiscReported("g", "/b", -1, 44, "disc full"))
+def test_commits_on_disk(scraper: Scraper) -> None:
+    scraper.hear(DiskReported("f", "/a", 30, 44, ""), DiskReported("g", "/b", -1, 44, "disk full"))
     found = scraper.samples()
     assert (found["commits"], found["durable_commits"], found["durable_folders_in_trouble"]) == (44, 30, 1)
-    scraper.hear(DiscReported("g", "/b", 44, 44, ""), DiscReported("f", "/a", -1, 0, ""))
+    scraper.hear(DiskReported("g", "/b", 44, 44, ""), DiskReported("f", "/a", -1, 0, ""))
     found = scraper.samples()
     assert (found["durable_commits"], found["durable_folders_in_trouble"]) == (44, 0)
     for number in range(1000):
-        scraper.hear(DiscReported(str(number), "/c", -1, 0, "full"))
+        scraper.hear(DiskReported(str(number), "/c", -1, 0, "full"))
     assert len(scraper.tally.durable) == 64
     assert scraper.samples()["durable_folders_in_trouble"] == 64
 

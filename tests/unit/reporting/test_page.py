@@ -283,19 +283,19 @@ def test_actions_are_the_pages_own_and_an_operators(job: ShownJob) -> None:
 
 
 def test_an_action_is_answered_when_it_is_done(job: ShownJob) -> None:
-    """With a journal, when it is on disc: a driver that dies behind the answer does not forget it."""
+    """With a journal, when it is on disk: a driver that dies behind the answer does not forget it."""
     operator, token = log_in_fully(job, may_act=True)
 
     async def main() -> None:
         for is_over in (False, True):
-            job.is_on_disc.clear()
+            job.is_on_disk.clear()
             reader = begun(job, operator, {"do": "end"}, x_elastic_token=token)
             await asyncio.sleep(0)
             assert (job.done.pop(), reader.data) == (("end", ""), b"")
             if is_over:
                 job.site.close()
             else:
-                job.is_on_disc.set()
+                job.is_on_disk.set()
             while not reader.is_closed:
                 await asyncio.sleep(0)
             assert reader.data == (b"the driver has ended" if is_over else b"it ends now")

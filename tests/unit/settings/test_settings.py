@@ -189,7 +189,7 @@ def test_what_can_be(values: dict[str, Any]) -> None:
         assert getattr(settings, name) == value
 
 
-def test_nothing_is_looked_up_on_disc(tmp_path: Path) -> None:
+def test_nothing_is_looked_up_on_disk(tmp_path: Path) -> None:
     absent = tmp_path / "absent"
     settings = make(command=("no-such-program",), output_filename=absent, durable_dir=absent, event_log=absent / "log")
     assert settings.command == ("no-such-program",)

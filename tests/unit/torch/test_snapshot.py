@@ -61,7 +61,7 @@ def test_modules_keep_their_versions(tmp_path: Path) -> None:
     saved = model.state_dict()
     values = state._durable_values()
     assert values["model"]._metadata == saved._metadata
-    # On disc, and on its way to another rank.
+    # On disk, and on its way to another rank.
     path = tmp_path / "commit"
     with path.open("wb") as file:
         durable_format.write(durable_format.encode(values), file)
@@ -268,10 +268,10 @@ def test_a_lazy_module_is_refused_until_it_has_values() -> None:
     assert module[0].weight.tolist() == saved
 
 
-def test_a_sparse_buffer_is_refused_on_disc_by_its_name() -> None:
+def test_a_sparse_buffer_is_refused_on_disk_by_its_name() -> None:
     module = torch.nn.Linear(2, 2)
     module.register_buffer("odd", _uncoalesced())
-    with pytest.raises(DurableError, match=r"state\.model\['odd'\] to disc: .*sparse_coo"):
+    with pytest.raises(DurableError, match=r"state\.model\['odd'\] to disk: .*sparse_coo"):
         durable_format.encode(TorchState(module)._durable_values())
 
 

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.fixture
-def on_disc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_of_one: None) -> Durable:
+def on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_of_one: None) -> Durable:
     made = Durable(tmp_path, every=1, interval_s=None, keep=2, job_id="")
     monkeypatch.setattr(module, "_durable", made)
     monkeypatch.setattr(module, "_read", True)
@@ -181,7 +181,7 @@ def test_tensors_of_every_dtype_come_back_or_are_refused(dtype: tuple[str, torch
         except Exception:  # this build cannot make one
             continue
         if tensor.is_quantized:
-            with pytest.raises(DurableError, match=r"cannot write state\.x to disc"):
+            with pytest.raises(DurableError, match=r"cannot write state\.x to disk"):
                 durable_format.encode({"x": tensor})
         else:
             assert same(round_trip(tensor), tensor)
@@ -224,7 +224,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_could_not_come_back_is_refused_before_anything_is_written(name: str) -> None:
-    with pytest.raises(DurableError, match=r"cannot write state\.x to disc: it is a "):
+    with pytest.raises(DurableError, match=r"cannot write state\.x to disk: it is a "):
         durable_format.encode({"x": REFUSED[name]()})
 
 
@@ -272,43 +272,43 @@ def test_a_forged_header_is_refused(tmp_path: Path, header: bytes) -> None:
         durable_format.read(path)
 
 
-def test_a_commit_with_a_value_of_no_known_kind_names_the_attribute(on_disc: Durable) -> None:
+def test_a_commit_with_a_value_of_no_known_kind_names_the_attribute(on_disk: Durable) -> None:
     state = ObjectState(step=0, things=[1, {"deep": object()}])
     with pytest.raises(DurableError, match=r"state\.things\[1\]\['deep'\].*builtins.object"):
         state.commit()
-    assert commit_files(on_disc.folder) == []
+    assert commit_files(on_disk.folder) == []
 
 
-def test_object_state_goes_on_from_the_last_commits(on_disc: Durable, capfd: pytest.CaptureFixture[str]) -> None:
+def test_object_state_goes_on_from_the_last_commits(on_disk: Durable, capfd: pytest.CaptureFixture[str]) -> None:
     state = ObjectState(step=0, weights=np.zeros(3))
     for step in range(1, 6):
         state.step, state.weights = step, state.weights + 0.1 * step
         state.commit()
-        assert on_disc.wait()
-    assert [commits for commits, _ in commit_files(on_disc.folder)] == [4, 5]
+        assert on_disk.wait()
+    assert [commits for commits, _ in commit_files(on_disk.folder)] == [4, 5]
     fresh = ObjectState(step=0, weights=np.ones(3))
-    again(on_disc.folder, fresh)
+    again(on_disk.folder, fresh)
     assert (fresh.step, fresh._commits, fresh.weights.tobytes()) == (5, 5, state.weights.tobytes())
-    newest = commit_files(on_disc.folder)[-1][1]
+    newest = commit_files(on_disk.folder)[-1][1]
     newest.write_bytes(newest.read_bytes()[:-1])
     older = ObjectState(step=0, weights=np.ones(3))
-    again(on_disc.folder, older)
+    again(on_disk.folder, older)
     assert (older.step, older._commits) == (4, 4)
     assert "going back to the one before" in capfd.readouterr().err
     with pytest.raises(DurableError, match="not in the state: weights"):
-        again(on_disc.folder, ObjectState(step=0))
-    for _, path in commit_files(on_disc.folder):
+        again(on_disk.folder, ObjectState(step=0))
+    for _, path in commit_files(on_disk.folder):
         path.write_bytes(b"")
     with pytest.raises(DurableError, match="none of the 2 commits"):
-        again(on_disc.folder, ObjectState(step=0, weights=np.ones(3)))
+        again(on_disk.folder, ObjectState(step=0, weights=np.ones(3)))
 
 
-def test_attributes_called_as_parts_of_the_file(on_disc: Durable) -> None:
+def test_attributes_called_as_parts_of_the_file(on_disk: Durable) -> None:
     values = {"commits": 41, "values": [1], "state": "s", "job": 2, "step": 3}
     ObjectState(**values).commit()
-    assert on_disc.wait()
+    assert on_disk.wait()
     fresh = ObjectState(**dict.fromkeys(values, 0))
-    again(on_disc.folder, fresh)
+    again(on_disk.folder, fresh)
     assert {name: getattr(fresh, name) for name in values} == values
     assert fresh._commits == 1
 
@@ -331,14 +331,14 @@ def training(seed: int) -> tuple[TorchState, Any]:
     return state, step
 
 
-def test_torch_state_goes_on_bitwise(on_disc: Durable) -> None:
+def test_torch_state_goes_on_bitwise(on_disk: Durable) -> None:
     state, step = training(1)
     for _ in range(3):
         step()
         state.commit()
-    on_disc.finish(state, rank=0)
+    on_disk.finish(state, rank=0)
     fresh, fresh_step = training(2)
-    again(on_disc.folder, fresh)
+    again(on_disk.folder, fresh)
     fresh.sync()
     assert (fresh.step, fresh._commits, fresh.sampler.processed_num) == (3, 3, 9)
     for _ in range(3):
@@ -350,7 +350,7 @@ def test_torch_state_goes_on_bitwise(on_disc: Durable) -> None:
     assert str(state.scheduler.state_dict()) == str(fresh.scheduler.state_dict())
 
 
-def test_a_slow_disc_skips_commits_and_never_mixes_two(on_disc: Durable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_skips_commits_and_never_mixes_two(on_disk: Durable, monkeypatch: pytest.MonkeyPatch) -> None:
     entered, go = threading.Event(), threading.Event()
     real = module.write_file
 
@@ -368,26 +368,26 @@ def test_a_slow_disc_skips_commits_and_never_mixes_two(on_disc: Durable, monkeyp
                 param.fill_(step)
         state.commit()
         assert entered.wait(150)
-    told = on_disc.report()
+    told = on_disk.report()
     assert told is not None
     assert (told.written, told.commits, told.trouble) == (-1, 7, ""), "a moment is no trouble"
     monkeypatch.setattr(module, "SLOW_S", 0.0)
-    told = on_disc.report()
+    told = on_disk.report()
     assert told is not None
     assert re.fullmatch(r"commit 1 has been on its way for \d+ s", told.trouble)
     go.set()
-    assert on_disc.wait()
-    assert [commits for commits, _ in commit_files(on_disc.folder)] == [1]
-    _, values = durable_format.read(commit_files(on_disc.folder)[0][1])
+    assert on_disk.wait()
+    assert [commits for commits, _ in commit_files(on_disk.folder)] == [1]
+    _, values = durable_format.read(commit_files(on_disk.folder)[0][1])
     assert values["step"] == 1
     assert all(bool((tensor == 1).all()) for tensor in values["model"].values())
-    on_disc.finish(state, rank=0)
-    assert commit_files(on_disc.folder)[-1][0] == 7
+    on_disk.finish(state, rank=0)
+    assert commit_files(on_disk.folder)[-1][0] == 7
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
-def test_a_failing_disc_is_told_once_and_training_goes_on(
-    on_disc: Durable, number: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_a_failing_disk_is_told_once_and_training_goes_on(
+    on_disk: Durable, number: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fail(descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
@@ -397,22 +397,22 @@ def test_a_failing_disc_is_told_once_and_training_goes_on(
         patch.setattr(os, "fsync", fail)
         for _ in range(3):
             state.commit()
-            assert on_disc.wait()
+            assert on_disk.wait()
     assert capfd.readouterr().err.count(os.strerror(number)) == 1
-    assert not list(on_disc.folder.glob(".commit*")), "no temporary file is left"
-    told = on_disc.report()
+    assert not list(on_disk.folder.glob(".commit*")), "no temporary file is left"
+    told = on_disk.report()
     assert told is not None
     assert (told.written, told.commits, told.trouble) == (-1, 3, os.strerror(number))
     state.commit()
-    assert on_disc.wait()
-    assert [commits for commits, _ in commit_files(on_disc.folder)] == [4]
-    told = on_disc.report()
+    assert on_disk.wait()
+    assert [commits for commits, _ in commit_files(on_disk.folder)] == [4]
+    told = on_disk.report()
     assert told is not None
     assert (told.written, told.commits, told.trouble) == (4, 4, "")
 
 
-class SmallDisc:
-    """A disc with room for so many bytes of commits; what is written beyond fails as on a full one."""
+class SmallDisk:
+    """A disk with room for so many bytes of commits; what is written beyond fails as on a full one."""
 
     def __init__(self, folder: Path, room: int, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.room = folder, room
@@ -430,38 +430,38 @@ class SmallDisc:
         return SimpleNamespace(f_bavail=max(0, self.free()), f_frsize=1, f_blocks=self.room)
 
 
-def test_a_disc_without_room_for_one_more_gets_the_next_commit(
-    on_disc: Durable, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_a_disk_without_room_for_one_more_gets_the_next_commit(
+    on_disk: Durable, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Whose room is just for as many as are kept, or for one less."""
     state = ObjectState(step=0, data=np.zeros(1000))
     state.commit()
-    assert on_disc.wait()
-    size = commit_files(on_disc.folder)[0][1].stat().st_size
+    assert on_disk.wait()
+    size = commit_files(on_disk.folder)[0][1].stat().st_size
     for room, kept in ((2, 2), (3, 2)):
-        SmallDisc(on_disc.folder, room * size + size // 2, monkeypatch)
+        SmallDisk(on_disk.folder, room * size + size // 2, monkeypatch)
         for _ in range(4):
             state.commit()
-            assert on_disc.wait()
-            numbers = [commits for commits, _ in commit_files(on_disc.folder)]
+            assert on_disk.wait()
+            numbers = [commits for commits, _ in commit_files(on_disk.folder)]
             assert numbers == list(range(state._commits - kept + 1, state._commits + 1))
     assert capfd.readouterr().err == ""
 
 
-def test_a_full_disc_keeps_its_last_whole_commit(
-    on_disc: Durable, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_a_full_disk_keeps_its_last_whole_commit(
+    on_disk: Durable, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     state = ObjectState(step=0, data=np.zeros(1000))
     for _ in range(3):
         state.commit()
-        assert on_disc.wait()
-    whole, torn = (path for _, path in commit_files(on_disc.folder))
+        assert on_disk.wait()
+    whole, torn = (path for _, path in commit_files(on_disk.folder))
     size = whole.stat().st_size
     torn.write_bytes(torn.read_bytes()[:-1])
-    SmallDisc(on_disc.folder, size + size // 2, monkeypatch)
+    SmallDisk(on_disk.folder, size + size // 2, monkeypatch)
     state.commit()
-    assert on_disc.wait()
-    assert [path for _, path in commit_files(on_disc.folder)] == [whole], "neither fits beside the last whole one"
+    assert on_disk.wait()
+    assert [path for _, path in commit_files(on_disk.folder)] == [whole], "neither fits beside the last whole one"
     assert "No space left" in capfd.readouterr().err
     assert durable_format.read(whole)[0]["commits"] == 2
 
@@ -473,12 +473,12 @@ def test_a_torn_file_is_not_counted_among_those_that_are_kept(tmp_path: Path) ->
     assert [path for path in files if path.exists()] == files[1:]
 
 
-def test_who_writes_nothing_tells_nothing(on_disc: Durable) -> None:
-    assert on_disc.report() is None, "no commit yet"
+def test_who_writes_nothing_tells_nothing(on_disk: Durable) -> None:
+    assert on_disk.report() is None, "no commit yet"
     state = ObjectState(step=0)
-    on_disc._writes = False
+    on_disk._writes = False
     state.commit()
-    assert on_disc.report() is None, "another rank writes into this folder"
+    assert on_disk.report() is None, "another rank writes into this folder"
 
 
 def test_due_by_number_and_by_time(tmp_path: Path) -> None:
@@ -575,7 +575,7 @@ def test_a_folder_that_was_removed_is_made_anew_and_refused_once_another_job_has
     assert marks.drivers
     shutil.rmtree(folder)
     assert marks.open(anew=False) == known
-    assert not folder.exists(), "who only trains on does not touch the disc"
+    assert not folder.exists(), "who only trains on does not touch the disk"
     marks.check()
     assert marks.is_begun()
     assert open_folder(folder) == known, "ranks that know the old folder and newcomers are at one"
@@ -658,36 +658,36 @@ def test_training_begins_anew_only_when_no_commit_can_have_been_made(
 
 
 def test_a_commit_that_vanishes_before_it_is_read_has_the_folder_looked_at_again(
-    on_disc: Durable, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    on_disk: Durable, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     values = {"step": 0}
-    store(on_disc.folder, {"step": 3}, commits=3)
+    store(on_disk.folder, {"step": 3}, commits=3)
     real = durable_format.load
 
     def load(path: Path) -> bytearray:
         if "3.state" in path.name:
             # As the writer before, who still lives, would do.
-            store(on_disc.folder, {"step": 4}, commits=4)
+            store(on_disk.folder, {"step": 4}, commits=4)
             path.unlink(missing_ok=True)
         return real(path)
 
     monkeypatch.setattr(durable_format, "load", load)
     fresh = ObjectState(**values)
-    again(on_disc.folder, fresh)
+    again(on_disk.folder, fresh)
     assert (fresh.step, fresh._commits) == (4, 4)
     assert "cannot be read: No such file" in capfd.readouterr().err
-    commit_files(on_disc.folder)[-1][1].unlink()
-    store(on_disc.folder, {"step": 3}, commits=3)
+    commit_files(on_disk.folder)[-1][1].unlink()
+    store(on_disk.folder, {"step": 3}, commits=3)
     monkeypatch.setattr(durable_format, "load", lambda path: path.unlink() or real(path))
     with pytest.raises(DurableError, match=r"none of the 1 commits.*000003\.state cannot be read: No such file.*empty"):
-        again(on_disc.folder, ObjectState(**values))
+        again(on_disk.folder, ObjectState(**values))
 
 
-def test_a_commit_under_another_name_is_not_used(on_disc: Durable) -> None:
-    store(on_disc.folder, {"step": 2}, commits=2).rename(on_disc.folder / "commit-000000000009.state")
-    store(on_disc.folder, {"step": 1}, commits=1)
+def test_a_commit_under_another_name_is_not_used(on_disk: Durable) -> None:
+    store(on_disk.folder, {"step": 2}, commits=2).rename(on_disk.folder / "commit-000000000009.state")
+    store(on_disk.folder, {"step": 1}, commits=1)
     fresh = ObjectState(step=0)
-    again(on_disc.folder, fresh)
+    again(on_disk.folder, fresh)
     assert (fresh.step, fresh._commits) == (1, 1)
 
 
@@ -794,7 +794,7 @@ def use(monkeypatch: pytest.MonkeyPatch, made: Durable) -> None:
     monkeypatch.setattr(module, "_read", True)
 
 
-def test_a_commit_is_whole_on_disc_before_the_driver_is_asked_and_has_its_name_only_after(
+def test_a_commit_is_whole_on_disk_before_the_driver_is_asked_and_has_its_name_only_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_of_one: None
 ) -> None:
     asked: list[tuple[CommitId, list[str]]] = []
@@ -834,7 +834,7 @@ def test_a_commit_that_the_driver_refuses_is_dropped_and_that_is_told_once(
         state.commit()
         assert made.wait()
     assert not list(tmp_path.glob("*commit*"))
-    assert capfd.readouterr().err.count("commit 1 is not on disc") == 1
+    assert capfd.readouterr().err.count("commit 1 is not on disk") == 1
     told = made.report()
     assert told is not None
     assert (told.written, told.commits, told.trouble) == (-1, 2, "the driver does not agree: it is over")
@@ -866,7 +866,7 @@ def test_a_driver_that_stands_still_holds_up_the_writer_and_not_the_training(
     assert [commits for commits, _ in commit_files(tmp_path)] == [1]
 
 
-def test_a_worker_that_is_cut_off_from_its_driver_puts_nothing_on_disc(
+def test_a_worker_that_is_cut_off_from_its_driver_puts_nothing_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_of_one: None
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:

@@ -1,4 +1,4 @@
-"""Which commits go when the disc is full: by what it says of itself, with fakes, and on a real small disc."""
+"""Which commits go when the disk is full: by what it says of itself, with fakes, and on a real small disk."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.unit
 _PAGE = 4096
 
 
-class Disc:
-    """A full disc, or a quota, with room for so many bytes of commits; others' files take some of it, too."""
+class Disk:
+    """A full disk, or a quota, with room for so many bytes of commits; others' files take some of it, too."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.room, self.others, self.number = folder, 1 << 40, 0, errno.ENOSPC
@@ -46,8 +46,8 @@ class Disc:
 
 
 @pytest.fixture
-def disc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disc:
-    return Disc(tmp_path, monkeypatch)
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(tmp_path, monkeypatch)
 
 
 def encoded(pages: int = 2) -> durable_format.Encoded:
@@ -71,7 +71,7 @@ def there(folder: Path) -> list[int]:
 
 
 def write(folder: Path, number: int, pages: int = 2, keep: int = 10) -> str:
-    """Writes a commit as the writing thread does. What was wrong; "" when it is on disc."""
+    """Writes a commit as the writing thread does. What was wrong; "" when it is on disk."""
     durable = Durable(folder, every=1, interval_s=None, keep=keep, job_id="")
     durable._write(CommitId(number), encoded(pages))
     return durable._complaint
@@ -83,105 +83,105 @@ def test_a_files_size_is_known_before_it_is_written(tmp_path: Path) -> None:
     assert encoded(3).file_bytes == 3 * _PAGE
 
 
-def test_nothing_goes_for_a_commit_that_would_not_fit_then_either(disc: Disc, tmp_path: Path) -> None:
+def test_nothing_goes_for_a_commit_that_would_not_fit_then_either(disk: Disk, tmp_path: Path) -> None:
     put(tmp_path, 2, 3, 4, 5)
-    disc.room = 8 * _PAGE
+    disk.room = 8 * _PAGE
     assert write(tmp_path, 6, pages=7) == os.strerror(errno.ENOSPC)
     assert there(tmp_path) == [2, 3, 4, 5]
-    assert disc.failures == 1, "it was not tried again"
+    assert disk.failures == 1, "it was not tried again"
     assert write(tmp_path, 6, pages=6) == "", "it fits beside the newest"
     assert there(tmp_path) == [5, 6]
 
 
-def test_only_as_many_go_as_must(disc: Disc, tmp_path: Path) -> None:
+def test_only_as_many_go_as_must(disk: Disk, tmp_path: Path) -> None:
     put(tmp_path, 2, 3, 4, 5)
-    disc.room = 9 * _PAGE
+    disk.room = 9 * _PAGE
     assert write(tmp_path, 6, pages=4) == ""
     assert there(tmp_path) == [4, 5, 6]
 
 
-def test_others_who_take_the_room_cost_no_more_commits(disc: Disc, tmp_path: Path) -> None:
+def test_others_who_take_the_room_cost_no_more_commits(disk: Disk, tmp_path: Path) -> None:
     put(tmp_path, 2, 3, 4, 5)
-    disc.others, disc.room = 100 * _PAGE, 100 * _PAGE
+    disk.others, disk.room = 100 * _PAGE, 100 * _PAGE
     assert write(tmp_path, 6, pages=8) != ""
     assert there(tmp_path) == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_two_whole_commits_stay_where_nobody_knows_what_would_be_enough(
-    disc: Disc, tmp_path: Path, number: int
+    disk: Disk, tmp_path: Path, number: int
 ) -> None:
-    """A quota does not say what is left of it; and some discs fail though they say that there is room."""
+    """A quota does not say what is left of it; and some disks fail though they say that there is room."""
     put(tmp_path, 2, 3, 4, 5)
-    disc.others, disc.room, disc.number, disc.says = 100 * _PAGE, 100 * _PAGE, number, 1 << 30
+    disk.others, disk.room, disk.number, disk.says = 100 * _PAGE, 100 * _PAGE, number, 1 << 30
     assert write(tmp_path, 6, pages=7) == os.strerror(number)
     assert there(tmp_path) == [4, 5]
 
 
-def test_a_disc_that_says_nothing_is_taken_as_a_quota(disc: Disc, tmp_path: Path) -> None:
+def test_a_disk_that_says_nothing_is_taken_as_a_quota(disk: Disk, tmp_path: Path) -> None:
     put(tmp_path, 2, 3, 4, 5)
-    disc.room = 0  # no blocks at all, as some file systems in user space say
+    disk.room = 0  # no blocks at all, as some file systems in user space say
     assert write(tmp_path, 6, pages=7) == os.strerror(errno.ENOSPC)
     assert there(tmp_path) == [4, 5]
 
 
-def test_a_quota_for_two_commits_gets_the_next(disc: Disc, tmp_path: Path) -> None:
+def test_a_quota_for_two_commits_gets_the_next(disk: Disk, tmp_path: Path) -> None:
     """What the oldest takes is enough, however little is left."""
     put(tmp_path, 4, 5)
-    disc.room, disc.number = 4 * _PAGE, errno.EDQUOT
+    disk.room, disk.number = 4 * _PAGE, errno.EDQUOT
     assert write(tmp_path, 6) == ""
     assert there(tmp_path) == [5, 6]
 
 
-def test_a_quota_that_others_use_up_leaves_two_whole_ones(disc: Disc, tmp_path: Path) -> None:
+def test_a_quota_that_others_use_up_leaves_two_whole_ones(disk: Disk, tmp_path: Path) -> None:
     put(tmp_path, 2, 3, 4, 5)
-    disc.others, disc.room, disc.number = 100 * _PAGE, 100 * _PAGE, errno.EDQUOT
+    disk.others, disk.room, disk.number = 100 * _PAGE, 100 * _PAGE, errno.EDQUOT
     assert write(tmp_path, 6) != ""
     assert there(tmp_path) == [4, 5]
 
 
-def test_a_damaged_newer_commit_goes_before_any_whole_one(disc: Disc, tmp_path: Path) -> None:
+def test_a_damaged_newer_commit_goes_before_any_whole_one(disk: Disk, tmp_path: Path) -> None:
     *_, damaged = put(tmp_path, 4, 5, 9)
     damage(damaged)
-    disc.room = 6 * _PAGE
+    disk.room = 6 * _PAGE
     assert write(tmp_path, 6) == ""
     assert there(tmp_path) == [4, 5, 6]
 
 
-def test_a_damaged_newer_commit_blocks_no_disc_for_two(disc: Disc, tmp_path: Path) -> None:
+def test_a_damaged_newer_commit_blocks_no_disk_for_two(disk: Disk, tmp_path: Path) -> None:
     _, damaged = put(tmp_path, 5, 9)
     damage(damaged)
-    disc.room = 4 * _PAGE
+    disk.room = 4 * _PAGE
     assert write(tmp_path, 6) == ""
     assert there(tmp_path) == [5, 6]
 
 
-def test_a_damaged_commit_goes_before_an_older_whole_one(disc: Disc, tmp_path: Path) -> None:
+def test_a_damaged_commit_goes_before_an_older_whole_one(disk: Disk, tmp_path: Path) -> None:
     _, damaged, _ = put(tmp_path, 3, 4, 5)
     damage(damaged)
-    disc.room = 6 * _PAGE
+    disk.room = 6 * _PAGE
     assert write(tmp_path, 6) == ""
     assert there(tmp_path) == [3, 5, 6]
 
 
-def test_whole_newer_commits_are_anothers_and_stay(disc: Disc, tmp_path: Path) -> None:
+def test_whole_newer_commits_are_anothers_and_stay(disk: Disk, tmp_path: Path) -> None:
     put(tmp_path, 5, 9)
-    disc.room = 4 * _PAGE
+    disk.room = 4 * _PAGE
     assert write(tmp_path, 6) != ""
     assert there(tmp_path) == [5, 9]
 
 
-def test_the_newest_whole_commit_stays_when_all_later_ones_are_damaged(disc: Disc, tmp_path: Path) -> None:
+def test_the_newest_whole_commit_stays_when_all_later_ones_are_damaged(disk: Disk, tmp_path: Path) -> None:
     _, _, *damaged = put(tmp_path, 2, 3, 4, 5)
     for path in damaged:
         damage(path)
-    disc.room = 8 * _PAGE
+    disk.room = 8 * _PAGE
     assert write(tmp_path, 6, pages=6) == ""
     assert there(tmp_path) == [3, 6]
 
 
 def test_what_cannot_be_read_is_not_taken_for_damaged(
-    disc: Disc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path, 4, 5, 9)
     damage(commit_path(tmp_path, CommitId(9)))
@@ -191,15 +191,15 @@ def test_what_cannot_be_read_is_not_taken_for_damaged(
 
     monkeypatch.setattr("elastic_driver.worker.durable.room.check_whole", refuse)
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    disc.room = 6 * _PAGE
+    disk.room = 6 * _PAGE
     assert Room(tmp_path).make(error, CommitId(6), 2 * _PAGE, 0) == 0
     assert there(tmp_path) == [4, 5, 9]
 
 
-def test_a_file_that_was_changed_after_it_was_read_is_read_again(disc: Disc, tmp_path: Path) -> None:
+def test_a_file_that_was_changed_after_it_was_read_is_read_again(disk: Disk, tmp_path: Path) -> None:
     paths = put(tmp_path, 2, 3, 4)
     room, error = Room(tmp_path), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    disc.room = 6 * _PAGE
+    disk.room = 6 * _PAGE
     assert room.make(error, CommitId(6), 100 * _PAGE, 0) == 0
     for path in paths[1:]:
         damage(path)
@@ -208,15 +208,15 @@ def test_a_file_that_was_changed_after_it_was_read_is_read_again(disc: Disc, tmp
     assert there(tmp_path) == [2]
 
 
-def test_other_failures_cost_nothing(disc: Disc, tmp_path: Path) -> None:
+def test_other_failures_cost_nothing(disk: Disk, tmp_path: Path) -> None:
     put(tmp_path, 2, 3)
     assert Room(tmp_path).make(OSError(errno.EIO, ""), CommitId(6), 1, 0) == 0
     assert there(tmp_path) == [2, 3]
 
 
 @pytest.fixture
-def small_disc() -> Iterator[Path]:
-    """A disc of 8 pages, in a mount namespace of its own, which ends with the process in it."""
+def small_disk() -> Iterator[Path]:
+    """A disk of 8 pages, in a mount namespace of its own, which ends with the process in it."""
     command = "mount -t tmpfs -o size=32k none /mnt && echo mounted && exec cat"
     try:
         process = subprocess.Popen(
@@ -231,25 +231,25 @@ def small_disc() -> Iterator[Path]:
         assert process.stdout is not None
         try:
             if process.stdout.readline() != b"mounted\n":
-                pytest.skip("needs root and a mount namespace, for a small disc")
+                pytest.skip("needs root and a mount namespace, for a small disk")
             yield Path(f"/proc/{process.pid}/root/mnt")
         finally:
             process.kill()
 
 
-def test_a_small_disc(small_disc: Path) -> None:
-    durable = Durable(small_disc, every=1, interval_s=None, keep=2, job_id="")
+def test_a_small_disk(small_disk: Path) -> None:
+    durable = Durable(small_disk, every=1, interval_s=None, keep=2, job_id="")
     durable._marks.check()  # makes folder.id, which takes a page
-    (small_disc / "others").write_bytes(b"x" * _PAGE)
+    (small_disk / "others").write_bytes(b"x" * _PAGE)
     for number in range(1, 8):  # room for two
         durable._write(CommitId(number), encoded(3))
         assert durable._complaint == ""
-        assert there(small_disc) == ([1] if number == 1 else [number - 1, number])
-    assert write(small_disc, 8, pages=4) == os.strerror(errno.ENOSPC)
-    assert there(small_disc) == [6, 7], "8 would not have fitted beside 7"
-    damage(commit_path(small_disc, CommitId(7)))
-    assert write(small_disc, 8, pages=3) == ""
-    assert there(small_disc) == [6, 8]
-    damage(commit_path(small_disc, CommitId(8)))
-    assert write(small_disc, 7, pages=3) == ""
-    assert there(small_disc) == [6, 7], "nor does a damaged newer one keep the room"
+        assert there(small_disk) == ([1] if number == 1 else [number - 1, number])
+    assert write(small_disk, 8, pages=4) == os.strerror(errno.ENOSPC)
+    assert there(small_disk) == [6, 7], "8 would not have fitted beside 7"
+    damage(commit_path(small_disk, CommitId(7)))
+    assert write(small_disk, 8, pages=3) == ""
+    assert there(small_disk) == [6, 8]
+    damage(commit_path(small_disk, CommitId(8)))
+    assert write(small_disk, 7, pages=3) == ""
+    assert there(small_disk) == [6, 7], "nor does a damaged newer one keep the room"

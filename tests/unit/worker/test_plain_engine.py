@@ -194,7 +194,7 @@ def test_a_timeline_that_cannot_be_written_ends_no_training(
         hvd.shutdown()
 
 
-def test_a_disc_that_fills_ends_the_timeline_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_fills_ends_the_timeline_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trace = Trace(str(tmp_path / "trace.json"), 0)
     assert trace._file is not None
     with open("/dev/full", "wb") as full:

@@ -41,7 +41,7 @@ def joins(fleet: FakeFleet, keeper: FactsKeeper) -> tuple[Hello, Dial, Any]:
     return first, dial, dial.says(first)
 
 
-def test_an_agent_is_welcomed_when_it_is_on_disc_that_it_is_one() -> None:
+def test_an_agent_is_welcomed_when_it_is_on_disk_that_it_is_one() -> None:
     async def test(fleet: FakeFleet, keeper: FactsKeeper) -> None:
         keeper.is_slow = True
         first, dial, answer = joins(fleet, keeper)
@@ -141,7 +141,7 @@ def test_a_later_driver_knows_the_tickets() -> None:
     assert [each.host for each in keeper.facts.tickets.values()] == ["b", "e"], "who has run out is forgotten"
 
 
-def test_a_ticket_is_on_disc_before_anybody_has_it() -> None:
+def test_a_ticket_is_on_disk_before_anybody_has_it() -> None:
     async def test(fleet: FakeFleet, keeper: FactsKeeper) -> None:
         keeper.is_slow = True
         await fleet.fleet.want(["a"])

@@ -99,27 +99,27 @@ class Kept(Owner):
 
     def __init__(self) -> None:
         super().__init__()
-        self.disc, self.screen = Keeping(), Keeping()
+        self.disk, self.screen = Keeping(), Keeping()
         self.link = AgentLink(
             facts("a"),
             self,
             agent_timeout_s=AGENT_TIMEOUT_S,
             host_timeout_s=HOST_TIMEOUT_S,
         )
-        self.keepings = (self.disc, self.screen)
+        self.keepings = (self.disk, self.screen)
         self.agent = FakeAgent(self.link)
 
     def take(self, link: AgentLink, message: Said) -> None:
         super().take(link, message)
         match message:
             case Warning("both"):
-                self.disc.comes()
+                self.disk.comes()
                 self.screen.comes()
             case Warning("no agent may say that"):
-                self.disc.comes()
+                self.disk.comes()
                 raise RendezvousProtocolError("no agent may say that")
             case Warning():
-                self.disc.comes()
+                self.disk.comes()
             case Output():
                 self.screen.comes()
 
@@ -132,7 +132,7 @@ class Kept(Owner):
 
 
 def test_what_is_not_kept_yet_is_taken_all_the_same() -> None:
-    """The disc hangs, then the terminal; messages behind them are kept when those before them are."""
+    """The disk hangs, then the terminal; messages behind them are kept when those before them are."""
 
     async def main(loop: VirtualLoop) -> None:
         owner = Kept()
@@ -141,11 +141,11 @@ def test_what_is_not_kept_yet_is_taken_all_the_same() -> None:
         assert await owner.is_told() == (6, 1)
         owner.screen.keep(1)
         assert await owner.is_told() == (6, 1)
-        owner.disc.keep(1)
+        owner.disk.keep(1)
         assert await owner.is_told() == (6, 4)
         owner.screen.keep(2)
         assert await owner.is_told() == (6, 4)
-        owner.disc.keep(2)
+        owner.disk.keep(2)
         assert await owner.is_told() == (6, 6)
         owner.link.close("that was it")
 
@@ -157,18 +157,18 @@ def test_an_agent_that_comes_back_while_a_write_is_under_way_goes_on_from_what_w
         owner = Kept()
         owner.agent.say(Warning("1"), Bye())
         owner.agent.hang_up()
-        owner.disc.keep(0)
+        owner.disk.keep(0)
         owner.agent.connect()
         assert (owner.link.seen, owner.link.kept) == (2, 0)
         owner.agent.say(Warning("2"))
         owner.agent.hang_up()
-        owner.disc.keep(1)  # while there is no connection
+        owner.disk.keep(1)  # while there is no connection
         owner.agent.connect()
         assert await owner.is_told() == (3, 2)
         owner.agent.hang_up()
         await asyncio.sleep(2)
         assert owner.link.is_lost
-        owner.disc.keep(2)  # that concerns nobody any more
+        owner.disk.keep(2)  # that concerns nobody any more
 
     run_virtually(main)
 

@@ -1,4 +1,4 @@
-"""A journal whose disc the test plays."""
+"""A journal whose disk the test plays."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from elastic_driver.journal.entries import Fact
 from elastic_driver.journal.journal import Done, Step
 
 
-class Disc:
-    """See Journal: what it is given is on disc when the test says so, or soon."""
+class Disk:
+    """See Journal: what it is given is on disk when the test says so, or soon."""
 
     name = "/journal"
-    is_on_disc = True
+    is_on_disk = True
 
     def __init__(self) -> None:
         self.trouble = ""
-        self.silence = "the disc does not answer"
+        self.silence = "the disk does not answer"
         self.given_up = False
         self.written: list[Step] = []
         self.states: list[State] = []
