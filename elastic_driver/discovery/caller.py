@@ -99,7 +99,7 @@ class CallerDiscovery:
         self._lists_none = False
 
     def departures(self) -> tuple[Departure, ...]:
-        """Return none: Horovod's method cannot announce departures."""
+        """Return an empty tuple: Horovod's method cannot announce departures."""
         return ()
 
     def remark(self) -> str:

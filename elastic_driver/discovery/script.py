@@ -81,7 +81,7 @@ class ScriptDiscovery:
         self._lists_none: str | None = None  # the last run's standard error, if it listed no hosts
 
     def departures(self) -> tuple[Departure, ...]:
-        """Return none: a script cannot announce departures."""
+        """Return an empty tuple: a script cannot announce departures."""
         return ()
 
     def remark(self) -> str:
@@ -343,7 +343,7 @@ class _Pipe:
             return
         except OSError:
             data = b""
-        except Exception as error:  # no memory, say: passed to the waiter, since on the loop it would end the job
+        except Exception as error:  # for example no memory: raised in the waiter, since on the loop it would end the job
             data = b""
             if not self.ended.done():
                 self.ended.set_exception(error)

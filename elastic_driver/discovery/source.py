@@ -33,10 +33,10 @@ class Hosts(HostDiscovery, Protocol):
     """A source of usable hosts: it finds only those that are up."""
 
     def down(self) -> frozenset[str]:
-        """Return the names of the hosts that were listed but not up when it looked last."""
+        """Return the names of the hosts that were listed but not up at the last check."""
 
     def answers(self) -> bool:
-        """Whether the underlying list answered last. If not, changes of which hosts are up are still reported."""
+        """Return whether the underlying list last answered. If not, hosts that go down or up are still reported."""
 
 
 class FixedHosts:
@@ -54,11 +54,11 @@ class FixedHosts:
         await asyncio.sleep(limit_s)
 
     def departures(self) -> tuple[Departure, ...]:
-        """Return none: no departure is ever announced."""
+        """Return an empty tuple: a fixed list announces no departures."""
         return ()
 
     def remark(self) -> str:
-        """Return no remark: the list does not change."""
+        """Return "": the list does not change."""
         return ""
 
 
@@ -67,7 +67,7 @@ class TimedDiscovery:
 
     Args:
         source: the other source.
-        on_run: called after each run with its seconds, and whether it failed; not after a cancelled one.
+        on_run: called after each run with its seconds, and whether it failed; not after a canceled one.
     """
 
     def __init__(self, source: HostDiscovery, on_run: Callable[[float, bool], None]) -> None:

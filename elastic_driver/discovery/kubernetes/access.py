@@ -1,7 +1,7 @@
-"""How the API server is reached: where it is, and as whom.
+"""Access to the API server: its address, and the client's credentials.
 
-Owns the reading of kubeconfig files and of what a pod is given by its service account, by way of kubernetes_asyncio.
-Knows nothing of what is asked.
+Owns the reading of kubeconfig files and of a pod's service account, through kubernetes_asyncio. Knows nothing of the
+requests.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from kubernetes_asyncio.config import (
 from elastic_driver.errors import DiscoveryError, in_words
 from elastic_driver.system.safe_files import read_named
 
-# Where Kubernetes puts what the processes of a pod need to speak to the API.
+# Kubernetes mounts a pod's credentials for the API here.
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _ENV_HOST, _ENV_PORT, _ENV_KUBECONFIG = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBECONFIG"
 _DEFAULT_KUBECONFIG = "~/.kube/config"
 _MOST_BYTES = 1 << 20
-# A program that a kubeconfig names for the login may ask a provider.
+# A kubeconfig may name a login program, which may send requests to a cloud provider.
 _LOGIN_S = 30.0
 
 
 class Access:
-    """The way to one API server, as kubectl finds it: a kubeconfig where there is one, or else the pod's own.
+    """Access to one API server, found as kubectl finds it: from a kubeconfig if there is one, else from the pod.
 
     Args:
         environ: the environment.
-        folder: with the pod's own.
+        folder: the folder of the pod's service account.
 
     Attributes:
-        namespace: the one that is meant where nobody names one; known once there is a client.
+        namespace: the default namespace; known once a client was created.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ, folder: Path = _SERVICE_ACCOUNT) -> None:
@@ -47,21 +47,21 @@ class Access:
         self.namespace = "default"
 
     async def client(self) -> ApiClient:
-        """A new one; whoever asks closes it. Raises DiscoveryError: it is not known how to reach the server."""
+        """Create a client, which the caller closes. Raises DiscoveryError if there is no usable configuration."""
         try:
             return ApiClient(await self._configuration())
-        except OSError as error:  # a certificate's file, or its key's
+        except OSError as error:  # from the file of a certificate or of its key
             raise DiscoveryError(f"cannot reach Kubernetes: {in_words(error)}") from error
 
     async def renew(self, client: ApiClient) -> None:
-        """Reads anew who asks: the token has changed, or a login is over. Raises DiscoveryError."""
+        """Reload a client's credentials: the token has changed, or a login has expired. Raises DiscoveryError."""
         fresh = await self._configuration()
         client.configuration.api_key = fresh.api_key
         client.configuration.refresh_api_key_hook = fresh.refresh_api_key_hook
 
     async def _configuration(self) -> Configuration:
         made = Configuration()
-        # The server's own words about a request that it refuses are enough.
+        # The server's message about a rejected request suffices.
         made.debug = False
         files = self._kubeconfigs()
         try:
@@ -87,7 +87,7 @@ class Access:
         except TimeoutError as error:
             why = f"cannot log in to Kubernetes: no answer within {_LOGIN_S:g} s"
             raise DiscoveryError(why, may_pass=True) from error
-        except Exception as error:  # what is read is anybody's, and the package checks little of it
+        except Exception as error:  # users write these files, and the package checks little of them
             source = ":".join(map(str, files)) if files else f"what the service account has in {self._folder}"
             reason = " ".join(in_words(error).split())[:500]
             raise DiscoveryError(f"cannot reach Kubernetes: cannot use {source}: {reason}") from error
@@ -101,7 +101,7 @@ class Access:
         self.namespace = ((context or {}).get("context") or {}).get("namespace") or "default"
 
     def _kubeconfigs(self) -> list[Path]:
-        """Those that are there. One that is named and is not there is no mistake for kubectl, nor here."""
+        """Return the existing kubeconfig files. As in kubectl, naming a file that does not exist is not an error."""
         named = self._environ.get(_ENV_KUBECONFIG) or _DEFAULT_KUBECONFIG
         files = [Path(each).expanduser() for each in named.split(os.pathsep) if each]
         return [file for file in files if file.is_file()]

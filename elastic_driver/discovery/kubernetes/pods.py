@@ -1,6 +1,6 @@
-"""What pods and nodes mean: which of them are hosts, with how many slots, and which are about to go.
+"""The interpretation of pods and nodes: which pods are hosts, their slots, and which of them are about to leave.
 
-Owns the reading of the API's objects, as far as they matter here, and the decisions. Pure: asks nobody, reads no clock.
+Owns the parsing of the API's objects, as far as it is needed here, and the decisions. Pure: no requests, no clock.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ LABELS_ANNOTATION = "elastic-driver.dev/labels"
 
 DEPARTURE_TAINTS = frozenset(
     (
-        # Kubernetes' own: the node does not answer, is shut down, or takes no pods any more.
+        # Kubernetes' own: the node does not answer, is shut down, or accepts no more pods.
         "node.kubernetes.io/not-ready",
         "node.kubernetes.io/unreachable",
         "node.kubernetes.io/out-of-service",
         "node.kubernetes.io/unschedulable",
         "node.cloudprovider.kubernetes.io/shutdown",
-        # Autoscalers, once they have decided.
+        # Autoscalers', once they have decided to remove the node.
         "ToBeDeletedByClusterAutoscaler",
         "karpenter.sh/disrupted",
         "karpenter.sh/disruption",
-        # Of machines that the provider takes back.
+        # Cloud providers', for preemptions and maintenance.
         "aws-node-termination-handler/spot-itn",
         "aws-node-termination-handler/asg-lifecycle-termination",
         "aws-node-termination-handler/rebalance-recommendation",
@@ -39,9 +39,9 @@ DEPARTURE_TAINTS = frozenset(
         "cloud.google.com/impending-node-termination",
     )
 )
-"""Keys of taints, of whatever effect, that say that a node is about to go. Any other key counts with NoExecute only."""
+"""Keys of taints that announce a node's departure, with any effect. Other keys count only with NoExecute."""
 
-# How Kubernetes writes a number of things: 4, 4000m, 0.5, 2k.
+# A quantity in Kubernetes' notation: 4, 4000m, 0.5, 2k.
 _QUANTITY = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?)(?P<suffix>m|k)?")
 _FACTORS = {"m": Decimal("0.001"), "k": Decimal(1000), None: Decimal(1)}
 _MOST_SAID = 200
@@ -49,14 +49,14 @@ _MOST_SAID = 200
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How pods are read.
+    """How to interpret pods.
 
     Attributes:
-        names: which of a pod's names is its host's (:data:`~elastic_driver.settings.pods.POD_NAMES`).
-        slots_from: the resource of whose limit a pod has a slot each.
-        default_slots: of pods that say nothing of it; None for none.
-        rack_from: the node's label that names its rack.
-        taints: keys of taints that mean a departure, too.
+        names: which of a pod's names is its host's name (:data:`~elastic_driver.settings.pods.POD_NAMES`).
+        slots_from: the resource whose limit is the pod's number of slots.
+        default_slots: the slots of a pod without that limit and without an annotation; None makes that a problem.
+        rack_from: the node label with the node's rack.
+        taints: further keys of taints that announce a departure.
     """
 
     names: str
@@ -68,7 +68,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
-    """See Kubernetes' tolerations."""
+    """A pod's toleration, as in Kubernetes.
+
+    Attributes:
+        is_limited: whether it has ``tolerationSeconds``.
+    """
 
     key: str
     operator: str
@@ -79,7 +83,7 @@ class Toleration:
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """See Kubernetes' taints."""
+    """A node's taint, as in Kubernetes."""
 
     key: str
     value: str
@@ -91,7 +95,7 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What matters of a node."""
+    """The part of a node that is used here."""
 
     name: str
     rack: str
@@ -101,15 +105,16 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What matters of a pod.
+    """The part of a pod that is used here.
 
     Attributes:
         host: its name as a host; "" as long as it has none.
         state: in words: "Running", "Pending: ImagePullBackOff".
-        slots: 0 where it cannot be told.
-        problem: why it can be no host, whatever its state; "" for none.
-        ends_at: when it is gone, by the server's clock, in seconds since 1970; None while nobody has deleted it.
-        disruption: why it is about to be taken away; "" for nothing.
+        slots: 0 if unknown.
+        problem: why it cannot be a host, whatever its state; "" if it can.
+        ends_at: when its grace period ends, by the server's clock, in seconds since the epoch; None if it was not
+            deleted.
+        disruption: why it is about to be evicted; "" if it is not.
     """
 
     name: str
@@ -131,7 +136,12 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """That a host is about to go: why, and when, by the server's clock; None when nobody has said."""
+    """The announced departure of a host.
+
+    Attributes:
+        at: when it will be gone, by the server's clock, in seconds since the epoch; None if unknown.
+        grace_s: its grace period, seconds.
+    """
 
     hostname: str
     why: str
@@ -141,13 +151,13 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What there is.
+    """The hosts at one time.
 
     Attributes:
         hosts: in natural order.
-        uids: of the pods that they are.
-        leaving: of them, those that are about to go.
-        replaced: names that are another pod's by now, and not among the hosts for once.
+        uids: host name -> uid of its pod.
+        leaving: the hosts that are about to leave.
+        replaced: names that now belong to another pod, and are omitted from the hosts this time.
     """
 
     hosts: tuple[Host, ...]
@@ -156,11 +166,11 @@ class Sight:
     replaced: tuple[str, ...]
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
+# --- parsing ---------------------------------------------------------------------------------------------------------
 
 
 def read_node(made: Mapping[str, Any], reading: Reading) -> Node:
-    """Of a node's object. Raises KeyError, TypeError, AttributeError, ValueError: it is none."""
+    """Parse a node's object. Raises KeyError, TypeError, AttributeError, ValueError if it is invalid."""
     spec = made.get("spec") or {}
     taints = (Taint(each["key"], each.get("value") or "", each["effect"]) for each in spec.get("taints") or ())
     rack = (made["metadata"].get("labels") or {}).get(reading.rack_from, "")
@@ -168,7 +178,7 @@ def read_node(made: Mapping[str, Any], reading: Reading) -> Node:
 
 
 def read_pod(made: Mapping[str, Any], reading: Reading) -> Pod:
-    """Of a pod's object. Raises KeyError, TypeError, AttributeError, ValueError: it is none."""
+    """Parse a pod's object. Raises KeyError, TypeError, AttributeError, ValueError if it is invalid."""
     metadata, spec, status = made["metadata"], made["spec"], made.get("status") or {}
     annotations = metadata.get("annotations") or {}
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
@@ -219,13 +229,13 @@ def _host_name(metadata: Mapping[str, Any], spec: Mapping[str, Any], status: Map
     if names == IP or (names == DNS and not spec.get("subdomain")):
         return address
     if names == DNS:
-        # The name that a headless service gives its pods; the rest of it is in the search list of every pod.
+        # The name that a headless service gives its pods; the cluster's domain is in each pod's DNS search list.
         return f"{hostname}.{spec['subdomain']}.{metadata['namespace']}.svc" if address else ""
     return hostname if names == HOSTNAME else str(metadata["name"])
 
 
 def _slots(annotations: Mapping[str, Any], spec: Mapping[str, Any], reading: Reading) -> int:
-    """Raises SettingsError: it cannot be told, or is too many."""
+    """Return the number of a pod's slots. Raises SettingsError if it is unknown, invalid or too large."""
     said = annotations.get(SLOTS_ANNOTATION)
     if said is not None:
         if not re.fullmatch(r"0*[1-9][0-9]{0,8}", str(said)):
@@ -246,7 +256,7 @@ def _slots(annotations: Mapping[str, Any], spec: Mapping[str, Any], reading: Rea
 
 
 def _quantity(text: object) -> Decimal:
-    """Raises SettingsError."""
+    """Parse a quantity. Raises SettingsError."""
     match = _QUANTITY.fullmatch(str(text)) if len(str(text)) < 20 else None
     if match is None:
         raise SettingsError(f"its limit {str(text)[:40]!r} is no number of slots")
@@ -254,7 +264,7 @@ def _quantity(text: object) -> Decimal:
 
 
 def _state(status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> str:
-    """In words, with the reason where the API gives one."""
+    """Return a pod's state in words, with the reason if the API gives one."""
     phase = status.get("phase") or "Unknown"
     reason = status.get("reason") or ""
     for each in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
@@ -268,11 +278,11 @@ def _state(status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]
 
 
 def _seconds(text: str) -> float:
-    """Of a time as the API writes it, in seconds since 1970."""
+    """Parse a time of the API, to seconds since the epoch."""
     return datetime.datetime.fromisoformat(text).timestamp()
 
 
-# --- deciding --------------------------------------------------------------------------------------------------------
+# --- decisions -------------------------------------------------------------------------------------------------------
 
 
 def look(
@@ -283,14 +293,14 @@ def look(
     *,
     gone: Collection[str] = (),
 ) -> Sight:
-    """What the pods are to the job.
+    """Decide which pods are hosts, and which hosts are about to leave.
 
     Args:
-        pods: all that the selector selects.
-        nodes: by their names, as far as they are known.
-        gone: names of nodes that there were, and are no more.
-        known: the uids of the pods that were hosts when it was looked last.
-        reading: see Reading.
+        pods: all pods that match the selector.
+        nodes: name -> node, for all known nodes.
+        gone: names of nodes that existed earlier and do not any more.
+        known: host name -> uid of its pod, from the previous call.
+        reading: how to interpret pods.
     """
     by_host: dict[str, list[Pod]] = {}
     for each in pods:
@@ -317,7 +327,7 @@ def look(
 
 
 def unused(pods: Iterable[Pod], used: Collection[str]) -> Sequence[str]:
-    """Of the pods that are no hosts, why; the uids of the others are ``used``."""
+    """Return, for each pod that is not a host, a sentence why; ``used`` has the uids of the hosts' pods."""
     return [
         f"pod {pod.name}: {pod.problem or ('being deleted' if pod.ends_at is not None else pod.state)}"
         for pod in sorted(pods, key=lambda pod: natural_key(pod.name))
@@ -326,7 +336,7 @@ def unused(pods: Iterable[Pod], used: Collection[str]) -> Sequence[str]:
 
 
 def _chosen(pods: Sequence[Pod], known: str) -> Pod | None:
-    """Of pods that run under one name: the one that is a host already, or else the youngest that can become one."""
+    """Return, of the running pods of one name, the known host's, or else the youngest that can become a host."""
     for pod in pods:
         if pod.uid == known:
             return pod
@@ -339,7 +349,7 @@ def _has_rack(pod: Pod) -> bool:
 
 
 def _why_it_leaves(pod: Pod, node: Node | None, reading: Reading) -> str:
-    """Why its host is about to go; "" where it is not."""
+    """Return why its host is about to leave; "" if it is not."""
     if pod.ends_at is not None:
         return f"its pod {pod.name} is deleted" + (f" ({pod.disruption})" if pod.disruption else "")
     if pod.disruption:
@@ -356,7 +366,7 @@ def _why_it_leaves(pod: Pod, node: Node | None, reading: Reading) -> str:
 def _ends(taint: Taint, pod: Pod, reading: Reading) -> bool:
     if taint.key in DEPARTURE_TAINTS or taint.key in reading.taints:
         return True
-    # What is tolerated for a while only ends, too.
+    # A pod that tolerates a taint only for some time is evicted, too.
     return taint.effect == "NoExecute" and not any(
         _tolerates(each, taint) and not each.is_limited for each in pod.tolerations
     )

@@ -1,7 +1,7 @@
-"""A list that stays like the API server's: read once, then kept up by a watch, over whatever happens to that.
+"""A local copy of a list of the API server: read once, then kept up to date by a watch, which is resumed on failures.
 
-Owns the API's rules for this: pages, resource versions, bookmarks, what 401, 403, 410 and 429 mean, how long to wait
-before the next try. Knows nothing of what is listed.
+Owns the API's rules for this: pages, resource versions, bookmarks, the meanings of 401, 403, 410 and 429, and the
+pauses between retries. Knows nothing of the listed objects' meaning.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from kubernetes_asyncio.client import ApiClient
 from elastic_driver.errors import DiscoveryError, in_words
 
 _T = TypeVar("_T")
-_PAGE = 250  # objects; a pod has 5 to 15 KB of JSON, and reading it keeps the loop busy
-# As client-go has it: watches end after 5 to 10 min, so that they are spread anew over the servers.
+_PAGE = 250  # objects; a pod has 5 to 15 KB of JSON, and parsing it blocks the loop
+# As in client-go: watches end after 5 to 10 min, so that they spread over the servers again.
 _WATCH_S = (300.0, 600.0)
-# What a watch may go on beyond what it was asked for; then its end got lost.
+# How much longer than requested a watch may last; after that, its end was lost.
 _OVERTIME_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
-# A server that asks for more is asked again then.
+# The limit of a pause that a server asks for.
 _LONGEST_ASKED_S = 60.0
-# Somebody has to change a Role; it is looked at now and then whether somebody has.
+# A person has to change a Role, so it suffices to retry now and then.
 _FORBIDDEN_PAUSE_S = 30.0
-# Servers send a bookmark each minute where nothing happens. One that is silent for longer may be dead, behind a proxy
-# that keeps the connection; to ask anew costs little.
+# Servers send a bookmark each minute if there are no changes. A server that is silent for longer may be dead behind a
+# proxy that keeps the connection open; a new watch costs little.
 _SILENT_S = 120.0
-# A connection whose other end has vanished is seen within 20 s: 8 s of silence, 3 probes.
+# A vanished peer is noticed within 20 s: 8 s of silence, and 3 probes.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 8), (socket.TCP_KEEPINTVL, 4), (socket.TCP_KEEPCNT, 3))
 _MOST_SAID = 500
 
 
 class Read(Protocol):
-    """The API's method that lists or watches."""
+    """An API method that lists or watches."""
 
     def __call__(self, **query: Any) -> Awaitable[aiohttp.ClientResponse]:
-        """As kubernetes_asyncio has it, without reading the answer."""
+        """Send a request, as kubernetes_asyncio's methods do, and return the answer unread."""
 
 
 class _RefusedError(Exception):
-    """The server answered with something else than 200.
+    """The server answered with a status other than 200.
 
     Attributes:
-        code: of HTTP, or of the Status object.
-        retry_s: how long to wait until the next try, if the server has said so.
+        code: the status of HTTP, or of the Status object.
+        retry_s: the pause before the next try, if the server gave one, seconds.
     """
 
     def __init__(self, code: int, said: str, retry_s: float | None = None) -> None:
@@ -62,26 +62,26 @@ class _RefusedError(Exception):
 
 
 class Reflector(Generic[_T]):
-    """See above. Used on one event loop.
+    """A local copy of a list of the API server. Used on one event loop.
 
     Args:
-        what: is listed, in words: "pods in namespace a".
-        right: what a Role has to allow for it: "list and watch on pods".
-        reads: given a client, its method.
-        query: what else to ask for, as labels.
-        parse: an object as it is kept. Raises KeyError, TypeError, AttributeError, ValueError.
-        renew: reads anew who asks. Raises DiscoveryError.
-        changed: called after a change of the objects, and when it begins to be in trouble.
-        patience_s: how long an answer may take.
+        what: the listed objects, in words: "pods in namespace a".
+        right: the permission that it needs, in words: "the verbs list and watch on pods".
+        reads: returns a client's method for this list.
+        query: further arguments of the requests, such as a label selector.
+        parse: converts an object to the kept form. Raises KeyError, TypeError, AttributeError, ValueError.
+        renew: reloads the client's credentials. Raises DiscoveryError.
+        changed: called after a change of the objects, and when trouble begins.
+        patience_s: the limit of one answer, seconds.
 
     Attributes:
-        objects: by their uids. Those that were there when something broke stay.
-        trouble: why they may be out of date by now; "" where they are not.
-        since: when that began, by ``time.monotonic``.
-        is_forbidden: whether the trouble is that somebody may not read them.
-        settled: set once they were listed, or could not be.
-        listed: whether they ever were.
-        ahead_s: by how much the server's clock is ahead of this machine's.
+        objects: uid -> object. They are kept during trouble.
+        trouble: why the objects may be out of date; "" if they are up to date.
+        since: when the trouble began, by ``time.monotonic``.
+        is_forbidden: whether the trouble is a missing permission.
+        settled: set after the first attempt to list, successful or not.
+        listed: whether the objects have been listed at least once.
+        ahead_s: how far the server's clock is ahead of this machine's, seconds.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Reflector(Generic[_T]):
         self.ahead_s = 0.0
 
     async def keep(self, client: ApiClient) -> None:
-        """Keeps the list. Runs until it is cancelled."""
+        """Keep the copy up to date. Runs until it is canceled."""
         read = self._reads(client)
         pause_s = _FIRST_PAUSE_S
         listed_anew = 0.0
@@ -126,14 +126,14 @@ class Reflector(Generic[_T]):
                     await self._list(read)
                 seen = self._version
                 await self._watch(read)
-                # One that ends again and again as soon as it has begun is none.
+                # A watch that ends at once without any change counts as a failure.
                 if time.monotonic() - began >= _FIRST_PAUSE_S or self._version != seen:
                     pause_s = _FIRST_PAUSE_S
                     continue
             except _RefusedError as error:
                 retry_s = error.retry_s
                 if error.code == 410:
-                    self._version = ""  # what has happened since is lost, so all is listed again
+                    self._version = ""  # the changes since then are lost, so list everything again
                     is_first = began - listed_anew >= _LONGEST_PAUSE_S
                     listed_anew = began
                     if is_first:
@@ -150,7 +150,7 @@ class Reflector(Generic[_T]):
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 self._version = ""
                 self._fail(f"it answers what cannot be read: {type(error).__name__}: {error}")
-            # Many that were cut off together do not come back together.
+            # Jitter: clients that lost the server at the same time should not reconnect at the same time.
             await asyncio.sleep(random.uniform(0.5, 1.0) * pause_s if retry_s is None else retry_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -165,7 +165,7 @@ class Reflector(Generic[_T]):
                 await self._renew(client)
             except DiscoveryError as why:
                 self._fail(f"{said}; {why}")
-        elif error.code == 504:  # it is behind the server that was asked before
+        elif error.code == 504:  # this server is behind the one queried before
             self._version = ""
 
     def _fail(self, why: str, *, is_forbidden: bool = False) -> None:
@@ -207,7 +207,7 @@ class Reflector(Generic[_T]):
     # --- watches ---------------------------------------------------------------------------------------------------
 
     async def _watch(self, read: Read) -> None:
-        """Follows the changes until the watch ends in order."""
+        """Apply changes until the watch ends regularly."""
         limit_s = random.uniform(*_WATCH_S)
         async with asyncio.timeout(self._patience_s):
             answer = await self._ask(
@@ -224,7 +224,7 @@ class Reflector(Generic[_T]):
                 self._take(json.loads(line))
 
     async def _next(self, answer: aiohttp.ClientResponse) -> bytes:
-        """The next line; none at the end, and when it is silent for too long."""
+        """Return the next line; empty at the end, and after too long a silence."""
         try:
             async with asyncio.timeout(_SILENT_S):
                 return await answer.content.readline()
@@ -250,12 +250,12 @@ class Reflector(Generic[_T]):
     # --- requests --------------------------------------------------------------------------------------------------
 
     async def _ask(self, read: Read, **query: Any) -> aiohttp.ClientResponse:
-        """Raises _RefusedError."""
+        """Send a request, and return a successful answer. Raises _RefusedError."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._patience_s)
         answer = await read(**self._query, **query, _preload_content=False, _request_timeout=timeout)
-        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):  # it need not say what time it is
+        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):  # the header is optional
             there = email.utils.parsedate_to_datetime(answer.headers["Date"]).timestamp()
-            # It has no fractions of a second: on average a half is missing.
+            # The header has whole seconds: on average, half a second is cut off.
             self.ahead_s = there + 0.5 - time.time()
         if answer.status == 200:
             return answer
@@ -268,7 +268,7 @@ class Reflector(Generic[_T]):
 
 
 def _asked_s(answer: aiohttp.ClientResponse) -> float | None:
-    """What Retry-After says, in seconds."""
+    """Return the pause from the Retry-After header, limited, in seconds; None without a number there."""
     text = answer.headers.get("Retry-After", "")
     if not text.isdecimal() or len(text) > 9:
         return None
@@ -276,7 +276,7 @@ def _asked_s(answer: aiohttp.ClientResponse) -> float | None:
 
 
 def _keep_alive(answer: aiohttp.ClientResponse) -> None:
-    """Has the system find out when the other end of a connection is gone without a word."""
+    """Enable TCP keepalive, so that the kernel detects a peer that has vanished silently."""
     transport = None if answer.connection is None else answer.connection.transport
     end = None if transport is None else transport.get_extra_info("socket")
     if end is None:

@@ -1,8 +1,7 @@
-"""Hosts from the pods of a Kubernetes cluster, as its API tells of them: KubernetesDiscovery.
+"""Hosts from the pods of a Kubernetes cluster, found through its API: KubernetesDiscovery.
 
-Owns which lists are followed and when the driver hears of them. What a pod means is decided in
-:mod:`~elastic_driver.discovery.kubernetes.pods`, and how a list is followed in
-:mod:`~elastic_driver.discovery.kubernetes.reflector`.
+Owns which lists are watched, and when the driver is notified of changes. :mod:`~elastic_driver.discovery.kubernetes.pods`
+decides which pods are hosts, and :mod:`~elastic_driver.discovery.kubernetes.reflector` keeps a list up to date.
 """
 
 from __future__ import annotations
@@ -34,23 +33,24 @@ from elastic_driver.system.job_clock import CallLater, time_limit
 from elastic_driver.system.tasks import start_task
 
 _log = logging.getLogger("elastic_driver.discovery")
-# A server that is updated is away for a moment, and a watch that was cut goes on where it was.
+# A server that is being updated is unavailable for a moment, and a broken watch resumes where it stopped.
 _TOLD_AFTER_S = 2.0
-# Changes come in bursts: what comes within this time is told together.
+# Changes arrive in bursts: those within this time are reported together.
 _GATHER_S = 0.01
 _MOST_REMARKS = 3
 
 
 class KubernetesDiscovery:
-    """Follows the pods that a selector selects. See HostDiscovery of :mod:`elastic_driver.discovery.source`.
+    """The pods that match a selector: a HostDiscovery of :mod:`elastic_driver.discovery.source`.
 
     Args:
-        selector: of labels.
-        namespace: of the pods; None for the one that the way to the server names.
-        reading: how pods are read.
-        timeout_s: how long an answer may take; and the first list, with whatever is tried for it.
-        access: the way to the server.
-        call_later: measures that. The loop's, when not given; but that lets none go on over a stop of this process.
+        selector: a label selector.
+        namespace: of the pods; None for the default namespace of the configuration.
+        reading: how to interpret pods.
+        timeout_s: the limit of one answer, and of the first list with all its retries, seconds.
+        access: access to the server.
+        call_later: the timer for the first list. By default the loop's, which counts the time while this process is
+            stopped.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class KubernetesDiscovery:
         self._following: asyncio.Task[None] | None = None
         self._pods: Reflector[Pod] | None = None
         self._nodes: Reflector[Node] | None = None
-        self._nowhere: DiscoveryError | None = None  # why there is no way to the server
+        self._nowhere: DiscoveryError | None = None  # why there is no client
         self._has_begun = asyncio.Event()
         self._changed = asyncio.Event()
         self._is_stale = True
         self._sight = Sight((), {}, (), ())
-        self._seen_nodes: set[str] = set()  # of those that hosts are on, which there once were
+        self._seen_nodes: set[str] = set()  # the nodes of hosts that were listed at some time
         self._told_of_nodes = False
 
     async def find_hosts(self) -> tuple[Host, ...]:
-        """The pods that are hosts now.
+        """Return the pods that are hosts now.
 
         Raises:
-            DiscoveryError: the server cannot be asked; those that were known may be out of date.
+            DiscoveryError: the server cannot be queried, so the known hosts may be out of date.
         """
         if self._following is None or self._following.done():
             self._has_begun.clear()
@@ -106,18 +106,18 @@ class KubernetesDiscovery:
         return self._sight.hosts
 
     async def wait_change(self, limit_s: float) -> None:
-        """Blocks until something has happened to a pod, or a node."""
+        """Wait until a pod or a node has changed, for at most ``limit_s``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._changed.wait()
                 await asyncio.sleep(_GATHER_S)
 
     def departures(self) -> tuple[Departure, ...]:
-        """Of those hosts, which are about to go: deleted, disrupted, not ready, or their node goes."""
+        """Return the hosts that are about to leave: deleted, disrupted, not ready, or with a departing node."""
         return tuple(Departure(each.hostname, each.why, self._left_s(each)) for each in self._sight.leaving)
 
     def remark(self) -> str:
-        """That the server cannot be asked, or which pods are no hosts yet."""
+        """Return the remark that the server cannot be queried, or which pods are not hosts yet."""
         pods = self._pods
         if self._nowhere is not None or pods is None:
             return "" if self._nowhere is None else str(self._nowhere)
@@ -132,12 +132,12 @@ class KubernetesDiscovery:
         return "; ".join(others[:_MOST_REMARKS]) + more
 
     async def close(self) -> None:
-        """Ends what follows the lists. The end of its loop's tasks does so, too."""
+        """Stop watching the lists. Canceling all tasks of its loop does so, too."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait((self._following,))
 
-    # --- following -------------------------------------------------------------------------------------------------
+    # --- watching --------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
         self._nowhere = None
@@ -174,13 +174,13 @@ class KubernetesDiscovery:
             group.create_task(nodes.keep(client))
 
     async def _begin(self) -> None:
-        """Blocks until the first lists are there, or cannot be had, but no longer than the time limit."""
+        """Wait until the first lists have arrived or failed for good, at most until the time limit."""
         with contextlib.suppress(TimeoutError):
             async with time_limit(self._timeout_s, self._call_later):
                 await self._has_begun.wait()
                 if self._pods is None or self._nodes is None:
                     return
-                # What was only not there yet may come, and is tried again.
+                # Other failures may be temporary, and are retried.
                 while not self._pods.listed and not self._pods.is_forbidden:
                     self._changed.clear()
                     await self._changed.wait()
@@ -203,7 +203,7 @@ class KubernetesDiscovery:
         nodes = {} if self._nodes is None else {node.name: node for node in self._nodes.objects.values()}
         gone = self._seen_nodes - nodes.keys()
         self._sight = look(pods.objects.values(), nodes, self._sight.uids, self._reading, gone=gone)
-        # A name that another pod has taken is left out once, and there the next time.
+        # A host whose name now belongs to another pod is omitted once, and listed again the next time.
         self._is_stale = False
         if self._sight.replaced:
             self._change()
@@ -213,7 +213,7 @@ class KubernetesDiscovery:
     def _left_s(self, leaving: Leaving) -> float | None:
         if leaving.at is None or self._pods is None:
             return None
-        # No longer than it was given, whatever the clocks say.
+        # At most its grace period, whatever the clocks say.
         return max(0.0, min(leaving.at - time.time() - self._pods.ahead_s, leaving.grace_s))
 
 
