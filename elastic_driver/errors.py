@@ -98,7 +98,10 @@ class NoTlsError(StrangerError):
 
 
 class TurnedAwayError(StrangerError):
-    """The process at the driver's address has rejected the request, with its reason: it is full, or another process."""
+    """The process at the driver's address sent a refusal, with its reason, instead of authenticating.
+
+    The reason is unauthenticated: that process may not be the driver. A driver's refusal is real, but may be temporary.
+    """
 
 
 class WrongTokenError(RendezvousError):

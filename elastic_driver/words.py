@@ -107,15 +107,15 @@ class Cloud(StrEnum):
 
 
 class ExitCode(IntEnum):
-    """Exit codes of ``elasticrun``. After an interruption it is 128 + the signal's number instead."""
+    """Exit codes of a job's ``elasticrun``. After an interruption it is 128 + the signal's number instead."""
 
     SUCCESS = 0
     USER_CODE_FAILED = 1
-    BAD_USAGE = 2  # argparse's, too
+    BAD_USAGE = 2  # as argparse's; also hosts, a command or a chief that cannot be used
     TOO_FEW_SLOTS = 3
     RESET_LIMIT = 4
-    INTERNAL_ERROR = 70  # sysexits.h EX_SOFTWARE
-    OTHER_DRIVER = 75  # sysexits.h EX_TEMPFAIL: another driver has the job
+    INTERNAL_ERROR = 70  # sysexits.h EX_SOFTWARE; also a journal that cannot be written
+    OTHER_DRIVER = 75  # sysexits.h EX_TEMPFAIL: another driver has the job, or is to take it over
 
 
 # The no-progress rule (decisions/0018), of workers (core/setbacks.py) and of drivers (system/parent.py): how many

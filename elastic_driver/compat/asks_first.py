@@ -1,10 +1,10 @@
 """A hook for workers that run Horovod's own library: it asks the agent for the worker's place before each ``init()``.
 
-At a process's first ``init()``, Horovod asks nobody: it reads rank and size from its environment, and cannot learn that
-they have changed since the process was started. Later it asks, and aborts if it has no place any more. So this wraps
-``HorovodBasics.init``: it waits until the round is formed, and puts the place into the environment; a worker without a
-place exits with code 0. Nothing else of Horovod is changed. Where this does not run (``python -I``), the agent makes do
-with the requests that Horovod sends.
+At a process's first ``init()``, Horovod sends no request: it reads rank and size from its environment, and does not
+notice that they have changed since the process was started. At later calls it requests its place, and aborts if it no
+longer has one. So this wraps ``HorovodBasics.init``: the wrapper waits until the round is formed, and puts the place
+into the environment; a worker without a place exits with code 0. Nothing else in Horovod is changed. Where this does
+not run (``python -I``), the agent has only the requests that Horovod sends.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def install() -> None:
 
 
 class _BasicsFinder(MetaPathFinder):
-    """A finder of that one module, through the other finders, which wraps it after its import.
+    """A finder that finds Horovod's module through the other finders, and wraps it after its import.
 
-    It stays until the module has been loaded: a mere check whether the module exists must not remove it.
+    It is removed once the module was loaded, not when it was found: a program may only check whether it exists.
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -130,7 +130,7 @@ def _take_place() -> None:
     if answer.status != 200:
         raise RuntimeError(f"cannot take this worker's place: {body.decode(errors='replace')[:500]}")
     if body == REMOVED:
-        raise SystemExit(0)  # it has no place any more, which is not a failure
+        raise SystemExit(0)  # it no longer has a place, which is not a failure
     os.environ.update(place_variables(SlotInfo(*map(int, body.split(b",")))))
     interface = answer.headers.get(INTERFACE_HEADER)
     if interface:

@@ -35,7 +35,7 @@ class WorkerNotificationManager:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._listeners: list[Any] = []
         self._told = False
 
@@ -86,8 +86,8 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 
     Args:
         func: the training function.
-        reset: called after each reset, when this process is in the new round, before the state's own reset and
-            callbacks. Unlike in Horovod it must not shut down and init again: that is done by then.
+        reset: called when this process has joined another round, before the state's ``on_reset``. Unlike in Horovod, it
+            must not shut down and initialize again: this has already happened.
     """
     elastic = run(func)
 

@@ -13,12 +13,12 @@ __all__ = [
 
 
 def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
-    """Return the message that a library's version is not the one that was built against."""
+    """Return the message that a library's version is not the one that Horovod was built with."""
     return f"{name} {version} was built against, but {installed_version} is installed"
 
 
 class HorovodVersionMismatchError(ImportError):
-    """For scripts that catch it. Never raised here: nothing is built against a framework's version."""
+    """An error for scripts that catch it. Never raised: this project is not built with a framework's version."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(get_version_mismatch_message(name, version, installed_version))

@@ -1,4 +1,4 @@
-"""``horovod.common.util``: the part of it that scripts use."""
+"""``horovod.common.util``: the part that scripts use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EXTENSIONS = ["tensorflow", "torch", "mxnet"]
 
 _Answer = TypeVar("_Answer")
 
-# Caches a function's results. Others' tests decorate their own functions with it.
+# Caches a function's results. Other projects' tests decorate their own functions with it.
 _cache = functools.cache
 
 
@@ -81,7 +81,7 @@ def get_extension_full_path(pkg_path: str, *args: str) -> str:
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: FBT001, FBT002 - Horovod's
-    """Whether a framework is supported: "torch", if PyTorch is installed."""
+    """Return whether a framework is supported: only "torch", if PyTorch is installed."""
     return ext_base_name == "torch" and importlib.util.find_spec("torch") is not None
 
 
@@ -96,7 +96,7 @@ def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *a
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
-    """Do nothing: nothing is built against a framework's version."""
+    """Do nothing: this project is not built with a framework's version."""
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, bool | None], Any]:
@@ -117,7 +117,7 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, b
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: FBT001, FBT002 - Horovod's
-    """Whether PyTorch sees a GPU."""
+    """Return whether PyTorch finds a GPU."""
     if not extension_available(ext_base_name):
         return False
     import torch
@@ -142,19 +142,19 @@ def env(**kwargs: str | None) -> Iterator[None]:
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether this number of ranks is a power of two, as Adasum needs."""
+    """Return whether this number of ranks is a power of two, as Adasum needs."""
     return num_rank > 0 and num_rank.bit_count() == 1
 
 
 def split_list(l: Sequence[Any], n: int) -> list[Sequence[Any]]:  # noqa: E741 - Horovod's
-    """Split a list into ``n`` pieces whose lengths differ by at most one, the longer first."""
+    """Split a list into ``n`` pieces whose lengths differ by at most one, with the longer ones first."""
     size, longer = divmod(len(l), n)
     ends = [size * part + min(part, longer) for part in range(n + 1)]
     return [l[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def is_iterable(x: Any) -> bool:
-    """Whether ``iter`` accepts it."""
+    """Return whether ``iter`` accepts the object."""
     try:
         iter(x)
     except TypeError:
@@ -163,7 +163,7 @@ def is_iterable(x: Any) -> bool:
 
 
 def is_version_greater_equal_than(ver: Any, target: Any) -> bool:
-    """Whether a version is at least another.
+    """Return whether a version is at least the target version.
 
     Args:
         ver: a version; its local part ("+cpu") is ignored, and a release candidate is before its release.

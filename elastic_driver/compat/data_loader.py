@@ -85,12 +85,12 @@ class _Reader:
 
     def __init__(self, iterate: Callable[[], Iterable[Any]], limit: int) -> None:
         self._iterate, self._limit = iterate, limit
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the fields below
         self._batches: deque[Any] = deque()
         self._error: BaseException | None = None
         self._has_ended = self._is_closed = False
-        # A daemon: a batch that never arrives must not keep the program from ending. Ends after the last batch, or at
-        # the first one after close().
+        # A daemon: a batch that never arrives must not keep the program from ending. The thread ends after the last
+        # batch, or at the first batch after close().
         self._thread = threading.Thread(target=self._read, name="elastic-driver-loader", daemon=True)
         self._thread.start()
 

@@ -1,8 +1,7 @@
 """The import hook that builds ``horovod`` and its modules from this package's.
 
-Each module of the table looks up every requested name in its targets, in order, at each request: so names added to a
-target also appear in Horovod's module, and classes are the same objects under both names (for ``isinstance``,
-``except`` and pickle).
+A module of the table looks up a name in its targets, in order, at each access. So names added to a target also appear
+in Horovod's module, and classes are the same objects under both names (for ``isinstance``, ``except`` and pickle).
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from elastic_driver.compat import asks_first
 from elastic_driver.dialects.horovod import ENV_PROTOCOL, OFF
 from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, ENV_SHIM, NEVER, SHIM_FOLDER, check_mode
 
-# The release with these names and signatures.
+# The release of Horovod with these names and signatures.
 HOROVOD_VERSION = "0.28.1"
 
 _OWN = "elastic_driver.compat"
 _TORCH = "elastic_driver.torch"
 _WORKER = "elastic_driver.worker"
 
-# The small helpers of horovod.runner, one module of this package for each.
+# The helpers of horovod.runner, each with a module in this package.
 _RUNNER = {
     "horovod.runner.common.util": (
         *("codec", "env", "host_hash", "hosts", "secret", "settings", "timeout", "tiny_shell_exec"),
@@ -135,7 +134,7 @@ class _ForwardingLoader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         # A target that cannot be imported (no torch here) has to fail the import, not the first use of a name.
         targets = [importlib.import_module(target) for target in _MODULES[module.__name__][1]]
-        # Programs look for a version or a library beside this file; packages without names have the shim's.
+        # Programs look for a version or a library next to this file; modules without targets have the shim's file.
         module.__file__ = targets[0].__file__ if targets else os.path.join(SHIM_FOLDER, "horovod", "__init__.py")
 
 
@@ -185,7 +184,7 @@ def install(*, mode: str = AUTO) -> bool:
         mode: "auto" does nothing if Horovod is installed, "always" hides it.
 
     Returns:
-        Whether ``horovod`` is this package's now.
+        Whether ``horovod`` is now this package's.
 
     Raises:
         SettingsError: no such mode.

@@ -343,7 +343,7 @@ class _Pipe:
             return
         except OSError:
             data = b""
-        except Exception as error:  # for example no memory: raised in the waiter, since on the loop it would end the job
+        except Exception as error:  # such as no memory: raised in the waiter, since on the loop it would end the job
             data = b""
             if not self.ended.done():
                 self.ended.set_exception(error)

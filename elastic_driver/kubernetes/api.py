@@ -42,7 +42,7 @@ class Api:
     """A client of the API server, for objects as plain JSON.
 
     Args:
-        client: sends the requests; is closed with this.
+        client: sends the requests; closed by :meth:`close`.
     """
 
     def __init__(self, client: ApiClient) -> None:
@@ -111,7 +111,7 @@ class Api:
             _preload_content=False,
             _request_timeout=_ANSWER_S,
         )
-        # Raw, because the library would convert it to objects of its own.
+        # Unparsed, because the library would convert it to its own classes.
         data = await answer.read()
         if not 200 <= answer.status < 300:
             raise ApiException(http_resp=RESTResponse(answer, data))  # type: ignore[arg-type]

@@ -2,10 +2,10 @@
 
     elastic-driver-controller [--namespace N] [--health-port P]        or: python -m elastic_driver.kubernetes
 
-kopf watches the jobs and the pods and Jobs that belong to them; an event only triggers a look at a job. A task per job
-reads all its objects, computes a plan, and carries it out. It looks again after an event, when the plan says so, and
-once a minute. Objects are changed only if they are unchanged since they were read: others' changes lead to another
-look. Several controllers at once are harmless, but useless.
+kopf watches the jobs and the pods and Jobs that belong to them; an event only wakes the job's task. That task
+reconciles the job: it reads all the job's objects, computes a plan, and carries it out. It does so after each event,
+after the time that the plan names, and at least once a minute. An object is changed only if it is unchanged since it
+was read; otherwise the job is reconciled again. Several controllers at once are harmless, but useless.
 
 Owns the reading and the actions, and the handling of rejected requests. Decides nothing.
 """
@@ -59,11 +59,11 @@ from elastic_driver.kubernetes.plan import (
 from elastic_driver.kubernetes.spec import API_VERSION, GROUP, KIND, PLURAL, VERSION, ElasticJob, SpecError
 from elastic_driver.system.interfaces import host_addresses, without_loopback
 
-# Events within this time lead to one look.
+# Events within this time are handled together.
 _GATHER_S = 0.05
 # The pause after an error of the API server, and the longest one if errors persist.
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.5, 60.0
-# The number of drivers queried at a time; each answers at once, or takes seconds.
+# The number of drivers queried at a time. A driver answers at once, or takes seconds.
 _ASKED_AT_ONCE = 128
 _HEALTH_PATH = "/healthz"
 _CONFLICT, _REFUSED = 409, (400, 403, 422)
@@ -75,13 +75,13 @@ _log = logging.getLogger("elastic_driver.kubernetes")
 
 @dataclass(eq=False, slots=True)
 class _Watched:
-    """One job under the controller's care.
+    """A watched job.
 
     Attributes:
         woken: set by an event.
-        task: of the job.
+        task: reconciles the job.
         told: the API server's rejections that were reported.
-        pause_s: how long to wait after the next look that fails, seconds.
+        pause_s: the pause after the next failure, seconds.
     """
 
     woken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -116,13 +116,13 @@ class Controller:
         self._api = api
         self._ask_status, self._ask_drain, self._ask_end = ask_status, ask_drain, ask_end
         self._clock = clock
-        # Requests to unreachable drivers take long: no other job waits for them.
+        # Requests to unreachable drivers take long, and must not delay other jobs.
         self._asking = ThreadPoolExecutor(_ASKED_AT_ONCE, "driver-link")
         self._jobs: dict[tuple[str, str], _Watched] = {}
         self._closed = False
 
     def look_at(self, namespace: str, name: str) -> None:
-        """Note an event of a job or one of its objects: its task looks at it again."""
+        """Wake the task of a job after an event of the job or of one of its objects."""
         watched = self._jobs.get((namespace, name))
         if watched is None and self._closed:
             return
@@ -150,7 +150,7 @@ class Controller:
             try:
                 again_s = await self._look_once(namespace, name, watched)
             except Exception as error:
-                # A failure with one job, or an unreachable API server, must not stop the care of the others.
+                # A failure with one job, or an unreachable API server, must not end the tasks.
                 again_s = watched.next_pause_s()
                 if not _is_passing(error):
                     _log.warning("job %s/%s: %s; again in %.1f s", namespace, name, _said(error), again_s)
@@ -164,7 +164,7 @@ class Controller:
                     await watched.woken.wait()
 
     async def _look_once(self, namespace: str, name: str, watched: _Watched) -> float | None:
-        """Look at a job, and carry out its plan. Returns the time until the next look, seconds; None if it is gone."""
+        """Reconcile a job once. Returns the time until the next time, seconds; None if the job does not exist."""
         body = await self._api.find(API_VERSION, KIND, namespace, name)
         if body is None:
             return None
@@ -190,7 +190,7 @@ class Controller:
         return again_s
 
     async def _observe(self, body: Object) -> tuple[Observed, bytes]:
-        """Return all objects of a job, and the key for its driver."""
+        """Return the observed state of a job, and the key for its driver."""
         status, now = body.get("status") or {}, self._clock()
         try:
             job = ElasticJob.of(body)
@@ -231,11 +231,11 @@ class Controller:
         ), key
 
     async def _find_own(self, job: ElasticJob, api_version: str, kind: str, name: str) -> Object | None:
-        """Return an object of the job. A foreign one of that name counts as missing: creating ours reports it."""
+        """Return an object of the job. A foreign one of that name counts as missing: creating the job's reports it."""
         found = await self._api.find(api_version, kind, job.namespace, name)
         return found if found is not None and _is_owned(found, job.uid) else None
 
-    # --- what is done -----------------------------------------------------------------------------------------------
+    # --- actions ----------------------------------------------------------------------------------------------------
 
     async def _do(self, action: Action, body: Object, key: bytes, watched: _Watched) -> None:
         try:
@@ -252,7 +252,10 @@ class Controller:
             raise
 
     async def _is_anothers(self, what: tuple[str, str, str], body: Object) -> bool:
-        """Whether an object that could not be created exists and is not this job's: another controller may race."""
+        """Return whether an object that could not be created exists and is not this job's.
+
+        If it is this job's, another controller has created it.
+        """
         found = await self._api.find(*what[:2], body["metadata"]["namespace"], what[2])
         return found is not None and not _is_owned(found, body["metadata"]["uid"])
 
@@ -288,7 +291,9 @@ class Controller:
                 await self._api.delete(body)
 
     async def _tell_refusal(self, action: Action, body: Object, error: ApiException, watched: _Watched) -> None:
-        """Report the API server's rejection at the job, each only once: a quota, a webhook, a name in use."""
+        """Report the API server's rejection as an event of the job, once for each text: a quota, a webhook, a name in
+        use.
+        """
         made = _made_by(action, body)
         text = f"{type(action).__name__ if made is None else f'making {made[1]} {made[2]}'}: {_said(error)}"
         if text not in watched.told:
@@ -320,7 +325,7 @@ class Controller:
         before = body.get("status") or {}
         if made.status == before:
             return
-        # Removes fields that are gone; the counters belong to the plan alone, and hold whatever else has changed.
+        # Null removes the fields and counters that the plan no longer has.
         gone = dict.fromkeys(before.keys() - made.status.keys())
         failures = dict.fromkeys((before.get("failures") or {}).keys() - (made.status.get("failures") or {}).keys())
         status = {**gone, **made.status, "failures": {**failures, **(made.status.get("failures") or {})}}
@@ -345,9 +350,9 @@ def _made_by(action: Action, body: Object) -> tuple[str, str, str] | None:
 
 
 def _is_alone(action: Action, error: ApiException) -> bool:
-    """Whether to carry out the rest of a plan although this action was rejected.
+    """Return whether to carry out the rest of a plan although this action was rejected.
 
-    With a quota for two of four pods a job trains on two; and a job without quota must still be able to shrink.
+    With a quota for two of four pods a job trains on two, and a job without any quota must still be able to shrink.
     """
     if not isinstance(action, Create) or error.status not in (*_REFUSED, _CONFLICT):
         return False
@@ -366,7 +371,7 @@ def _operator_key(tokens: Object | None) -> bytes:
 
 
 def _is_passing(error: Exception) -> bool:
-    """Whether the next look resolves it: the objects had changed since they were read."""
+    """Return whether reconciling again resolves the error: an object had changed since it was read."""
     return isinstance(error, ApiException) and error.status == _CONFLICT
 
 
@@ -394,7 +399,7 @@ def _new_ssh_keys() -> tuple[str, str]:
 
 
 def registry_of(controller: Controller) -> kopf.OperatorRegistry:
-    """Return handlers that wake the controller."""
+    """Return kopf's registry of handlers, which wake the controller's tasks."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
@@ -413,7 +418,7 @@ def registry_of(controller: Controller) -> kopf.OperatorRegistry:
 
     @kopf.on.startup(registry=registry)
     def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
-        # Objects are only read, without kopf's annotations. Events are up to the plan.
+        # kopf must not annotate objects; events are created by the plan's actions.
         settings.posting.enabled = False
         # A handler only wakes a task: no need to wait for it.
         settings.queueing.idle_timeout = settings.queueing.exit_timeout = 0.2
@@ -422,7 +427,7 @@ def registry_of(controller: Controller) -> kopf.OperatorRegistry:
 
     @kopf.on.cleanup(registry=registry)
     async def close(**_: Any) -> None:
-        await controller.close()  # kopf waits seconds for tasks not its own
+        await controller.close()  # kopf would wait for seconds for tasks that it did not create
 
     return registry
 
@@ -435,14 +440,14 @@ async def run(
     make: Callable[[Api], Controller] = Controller,
     health_port: int | None = None,
 ) -> None:
-    """Run the controller until it is cancelled, or ``stop`` is set.
+    """Run the controller until it is canceled, or ``stop`` is set.
 
     Args:
-        namespaces: to watch; none for all.
-        ready: called when it watches.
-        stop: ends it.
+        namespaces: the namespaces to watch; empty for all.
+        ready: called when it is watching.
+        stop: ends it when set.
         make: creates the controller.
-        health_port: for probes, answered at /healthz on all addresses; None for none.
+        health_port: the port for liveness probes, at /healthz on all addresses; None serves no probes.
 
     Raises:
         DiscoveryError: this is not a pod of a cluster, and there is no kubeconfig.

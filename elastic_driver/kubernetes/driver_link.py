@@ -23,7 +23,11 @@ _log = logging.getLogger("elastic_driver.kubernetes")
 
 
 def ask_status(url: str, key: bytes) -> DriverSays | None:
-    """Request the status of the driver at this address; None if no driver with this operator's key answers."""
+    """Request the status of the driver at this address.
+
+    Returns:
+        None if no driver with this operator's key answers, or its answer cannot be read.
+    """
     answer = _ask(url, key, lambda client: client.status())
     try:
         return None if answer is None else read_status(answer)
@@ -33,14 +37,18 @@ def ask_status(url: str, key: bytes) -> DriverSays | None:
 
 
 def ask_drain(url: str, key: bytes, host: str, within_s: float) -> str | None:
-    """Request the drain of a host that goes away in ``within_s``. Returns the reply; None if no driver answers."""
+    """Request the drain of a host that leaves in ``within_s`` seconds. Returns the reply; None if no driver answers."""
     request = DrainHostRequest(host, undo=False, within_s=within_s)
     reply = _ask(url, key, lambda client: client.drain(request))
     return None if reply is None else reply.text
 
 
 def ask_end(url: str, key: bytes) -> str | None:
-    """Request the job's end, as by SIGTERM without a handover. Returns the reply at once; None if no driver answers."""
+    """Request the job's end, without a handover to another driver, while its workers get SIGTERM and the grace time.
+
+    Returns:
+        The reply, when the end is certain but workers may still be running; None if no driver answers.
+    """
     reply = _ask(url, key, lambda client: client.end())
     return None if reply is None else reply.text
 

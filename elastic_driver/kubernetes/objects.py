@@ -17,7 +17,7 @@ Object = dict[str, Any]
 
 LABEL_JOB, LABEL_ROLE, LABEL_INDEX = f"{GROUP}/job-name", f"{GROUP}/job-role", f"{GROUP}/replica-index"
 LAUNCHER, WORKER = "launcher", "worker"
-# On a pod to be removed: since when its host is being drained.
+# The annotation of a pod to be removed: since when its host is being drained.
 DRAINED_SINCE = f"{GROUP}/drained-since"
 
 JOIN_TOKEN, OPERATOR_TOKEN, JOURNAL_KEY = "join-token", "operator-token", "journal-key"
@@ -30,8 +30,8 @@ _TOKENS, _CONFIG, _SSH = "elastic-driver-tokens", "elastic-driver-config", "elas
 _LOST_S = 30
 _LOST = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 # Files in such volumes belong to root, and to the pod's fsGroup if it has one. Without a group, users other than root
-# (an image's own user, or a container's runAsUser) could not read them: then they have Kubernetes's usual mode, as
-# mpi-operator's. Pods without a group get none: it would change the owners of all files on their other volumes.
+# (an image's own user, or a container's runAsUser) could not read them: then they have Kubernetes's default mode, as in
+# mpi-operator. Pods without a group do not get one: it would change the owners of all files on their other volumes.
 _READABLE, _READABLE_BY_ALL = 0o440, 0o444
 
 
@@ -72,7 +72,7 @@ def tokens(job: ElasticJob, join_token: str, operator_token: str, journal_key: s
 
 
 def ssh_keys(job: ElasticJob, private: str, public: str) -> Object:
-    """Build the Secret of the ssh keys, as mpi-operator's."""
+    """Build the Secret of the ssh keys, in mpi-operator's format."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -85,7 +85,7 @@ def ssh_keys(job: ElasticJob, private: str, public: str) -> Object:
 def config(job: ElasticJob, running: Sequence[str]) -> Object:
     """Build the ConfigMap of ``hostfile``, ``discover_hosts.sh`` and ``kubexec.sh``.
 
-    The first two are as mpi-operator's: the former lists all wanted hosts, the latter the running ones.
+    The first two have mpi-operator's format: ``hostfile`` lists all wanted hosts, ``discover_hosts.sh`` running ones.
 
     Args:
         job: the job.
@@ -101,7 +101,7 @@ def config(job: ElasticJob, running: Sequence[str]) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job, job.config_name), "data": data}
 
 
-# An rsh agent: the host's first label is its pod's name. Standard input is passed on, for the bootstrap.
+# An rsh agent. The first label of the host's name is its pod's name. Standard input carries the bootstrap.
 _KUBEXEC = """#!/bin/sh
 pod="${1%%.*}"
 shift
@@ -146,7 +146,7 @@ def role_binding(job: ElasticJob) -> Object:
 
 
 def exec_pods_of(role_object: Mapping[str, Any]) -> frozenset[str]:
-    """Return the pods in which a Role permits commands."""
+    """Return the names of the pods in which a Role permits commands."""
     rules = [rule for rule in role_object.get("rules") or () if "pods/exec" in rule.get("resources", ())]
     return frozenset(name for rule in rules for name in rule.get("resourceNames") or ())
 
@@ -169,7 +169,8 @@ def worker_pod(job: ElasticJob, index: int) -> Object:
             container["command"] = _join_command(job, name)
     if job.transport is Transport.EXEC and "command" not in container and "args" not in container:
         container["command"] = ["/bin/sh", "-c", "trap 'exit 0' TERM; sleep infinity & wait"]
-    # Notifies the workers, which may commit before the kubelet stops the container. Harmless in images without it.
+    # Notifies the workers, which may commit before the kubelet stops the container. Does nothing in images without
+    # elasticrun.
     leave = f"elasticrun leave --within {grace_s} --timeout {grace_s}"
     container.setdefault("lifecycle", {}).setdefault(
         "preStop", {"exec": {"command": ["/bin/sh", "-c", f"! command -v elasticrun >/dev/null || {leave} || true"]}}
@@ -223,8 +224,8 @@ def _launcher_env(job: ElasticJob) -> dict[str, str]:
     options = ["--rendezvous-port", str(job.port), "--operator-token-file", f"{_TOKENS_PATH}/{OPERATOR_TOKEN}"]
     if job.journal:
         options += ["--journal", job.journal_url, "--journal-key", f"{_TOKENS_PATH}/{JOURNAL_KEY}"]
-        # A driver that finds another one active waits for its end: failing would use up the Job's backoffLimit. The Job
-        # creates the next pod while this one is being deleted: that one waits for a driver, not for the job's end.
+        # A driver that finds another one active waits for its end: failing would use up the Job's backoffLimit. If a
+        # pod is being deleted, the Job creates the next one at once: its driver waits for the old driver to hand over.
         options += ["--standby-driver", "--hand-over"]
     if job.min_replicas is not None:
         options += ["--min-slots", str(max(1, job.min_replicas * job.slots))]
@@ -238,7 +239,7 @@ def _launcher_env(job: ElasticJob) -> dict[str, str]:
     }
     match job.transport:
         case Transport.JOIN:
-            # Hosts in the discovery script's list join by themselves, too: the driver cannot start agents there.
+            # Hosts that the discovery script lists join by themselves, too: the driver cannot start agents there.
             options += ["--accept-agents", "--launcher", "none"]
             options += ["--join-token-file", f"{_TOKENS_PATH}/{JOIN_TOKEN}"]
         case Transport.SSH:
@@ -249,7 +250,7 @@ def _launcher_env(job: ElasticJob) -> dict[str, str]:
 
 
 def _pod_of(job: ElasticJob, template: Mapping[str, Any], role_name: str) -> tuple[Object, Object]:
-    """Return the metadata and spec of a pod from its template, without changing that."""
+    """Return the metadata and spec of a pod from its template, which stays unchanged."""
     given = copy.deepcopy(dict(template))
     own = given.get("metadata") or {}
     labels = {**(own.get("labels") or {}), **labels_of(job, role_name)}
@@ -303,6 +304,6 @@ def _ssh_volume(job: ElasticJob, spec: Object) -> Object:
     paths = {"ssh-privatekey": "id_rsa", "ssh-publickey": "id_rsa.pub"}
     items = [{"key": key, "path": path} for key, path in paths.items()]
     items.append({"key": "ssh-publickey", "path": "authorized_keys"})
-    # ssh rejects a private key that others may read. In root's home, mpi-operator uses this mode, too.
+    # ssh rejects a private key that other users may read. In root's home, mpi-operator uses this mode, too.
     mode = 0o600 if job.ssh_path == "/root/.ssh" else _mode_in(spec)
     return {"secret": {"secretName": job.ssh_name, "items": items, "defaultMode": mode}}

@@ -2,7 +2,8 @@
 
 Owns every decision of the controller. It gets the resource, the existing objects, the driver's status and the time; it
 returns the actions and the new status of the resource. There is no other memory, so a restarted controller continues
-where it was: the start of everything that takes time is recorded at the object (``drained-since``) or in the status.
+where it stopped: the start of everything that takes time is recorded in an annotation (``drained-since``) or in the
+status.
 
 The order of actions matters: names and rights are created before their users; a pod is listed once the launcher may
 use it, and deleted once its host is drained.
@@ -60,8 +61,8 @@ class Observed:
     """The observed state of a job.
 
     Attributes:
-        status: of its resource, as last written.
-        pods: of the workers.
+        status: the resource's status, as last written.
+        pods: the workers' pods.
         launcher: the launcher's Job.
         service, config, tokens, ssh, account, role, binding: its other objects; None for missing ones.
         driver: its driver's status; None if it does not answer.
@@ -121,7 +122,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Ask the driver to drain a host that goes away."""
+    """Ask the driver to drain a host that is about to leave."""
 
     host: str
     within_s: float
@@ -129,12 +130,12 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class EndTraining:
-    """Ask the driver to end the job: at the end of its pod alone, it would hand the job over to another driver."""
+    """Ask the driver to end the job. If only its pod ended, it would hand the job over to another driver."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Create an event at the resource."""
+    """Create an event of the resource."""
 
     reason: str
     message: str
@@ -154,9 +155,9 @@ class Plan:
     """The next actions for a job.
 
     Attributes:
-        actions: in this order.
+        actions: in the order in which to carry them out.
         status: the whole new status of the resource.
-        again_s: until the next look if there is no event before, seconds.
+        again_s: the time until the next plan if no event happens before, seconds.
     """
 
     actions: tuple[Action, ...]
@@ -168,8 +169,8 @@ def plan(body: Mapping[str, Any], seen: Observed) -> Plan:
     """Plan the next actions for a job.
 
     Args:
-        body: its resource.
-        seen: its observed state.
+        body: the job's resource.
+        seen: the job's observed state.
     """
     if body["metadata"].get("deletionTimestamp"):
         return Plan((), dict(seen.status))  # Kubernetes deletes its objects with it
@@ -181,7 +182,7 @@ def plan(body: Mapping[str, Any], seen: Observed) -> Plan:
 
 
 def _refuse(body: Mapping[str, Any], seen: Observed, why: str) -> Plan:
-    """Plan for an invalid job: create nothing, and keep its existing objects."""
+    """Return the plan for an invalid job: create no objects, keep the existing ones, and report what is invalid."""
     known = _condition(seen.status, "Failed")
     conditions = _with_condition(seen.status.get("conditions"), "Failed", "InvalidSpec", why, seen.now)
     status = {**seen.status, "conditions": conditions, "observedGeneration": body["metadata"].get("generation", 0)}
@@ -224,7 +225,7 @@ class _Planner:
     def _look_again(self, in_s: float) -> None:
         self._again_s = min(self._again_s, in_s)
 
-    # --- what there is to be ------------------------------------------------------------------------------------------
+    # --- wanted objects -----------------------------------------------------------------------------------------------
 
     def _make_names_and_rights(self) -> None:
         job, seen = self._job, self._seen
@@ -260,7 +261,7 @@ class _Planner:
                 Delete(pod),
             ]
         for pod in self._pods:
-            # A pod that has run for a while did not fail at its start.
+            # A pod that has run for so long resets the delay.
             if _runs(pod) and seen.now - _started_at(pod, seen.now) > MOST_REMAKE_S:
                 self._failures.pop(str(_index(pod)), None)
 
@@ -300,7 +301,7 @@ class _Planner:
             gone = dict.fromkeys(there.get(part) or ()) if isinstance(wanted[part], dict) else {}
             self._actions.append(Update(there, {part: {**gone, **wanted[part]} if gone else wanted[part]}))
 
-    # --- pods that are to go ----------------------------------------------------------------------------------------
+    # --- surplus pods -----------------------------------------------------------------------------------------------
 
     def _is_to_go(self, pod: Object) -> bool:
         return (
@@ -311,14 +312,18 @@ class _Planner:
         )
 
     def _is_put_away(self) -> bool:
-        """Whether a suspended job's launcher has ended: there is no driver left to drain workers."""
+        """Return whether the launcher of a suspended job has no pods left, so that no driver can drain workers."""
         launcher = self._seen.launcher or {}
         status = launcher.get("status") or {}
         is_suspended = self._job.suspend and bool((launcher.get("spec") or {}).get("suspend"))
         return is_suspended and not status.get("active") and not status.get("terminating")
 
     def _drain_and_delete(self) -> None:
-        """Drain the surplus pods, which are no longer listed; delete those whose workers have left."""
+        """Drain the surplus pods, which are no longer listed, and delete them when their workers have left.
+
+        A pod is deleted without a drain if it is not running, or if there is no driver to drain it, and in any case
+        when the job's drain time is over.
+        """
         job, seen = self._job, self._seen
         for pod in self._pods:
             if not self._is_to_go(pod) or _is_ending(pod):
@@ -329,7 +334,7 @@ class _Planner:
                 continue
             is_fresh = since is None
             if since is None:
-                # From now on its removal is final, even if the job grows again meanwhile.
+                # From now on the pod's removal is final, even if the job grows again meanwhile.
                 since = seen.now
                 self._actions.append(Update(pod, {"metadata": {"annotations": {DRAINED_SINCE: _time(seen.now)}}}))
                 self._actions.append(Tell("Draining", f"pod {_name(pod)} is to go: its workers leave first"))
@@ -384,7 +389,7 @@ class _Planner:
         return status
 
     def _tell_explain(self, status: Object) -> None:
-        """Report the driver's explanation as an event, except for changed numbers: they would be one each second."""
+        """Report the driver's explanation as an event if more than its numbers changed, which do so each second."""
         driver, told = self._seen.driver, dict(self._seen.status.get("told") or {})
         if driver is not None:
             sentence = re.sub(r"[0-9.]+", "N", driver.explain)
@@ -406,7 +411,7 @@ class _Planner:
         return "Created", "Starting", "the job's objects are made; no worker trains yet"
 
 
-# --- what objects say ------------------------------------------------------------------------------------------------
+# --- facts of objects ------------------------------------------------------------------------------------------------
 
 
 def _name(pod: Object) -> str:
@@ -444,7 +449,10 @@ def _started_at(pod: Object, default: float) -> float:
 
 
 def _finished_at(pod: Object, default: float) -> float:
-    """Return when a pod's last container ended, or its creation time if it never had one (it was evicted before)."""
+    """Return when a pod's last container ended, seconds since the epoch.
+
+    If no container has ended (the pod was evicted before it started one), this is the pod's creation time.
+    """
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
     ends = [((each.get("state") or {}).get("terminated") or {}).get("finishedAt") for each in statuses]
     found = [seconds for seconds in map(_seconds_of, ends) if seconds is not None]
@@ -453,7 +461,7 @@ def _finished_at(pod: Object, default: float) -> float:
 
 
 def _end_of(launcher: Object | None) -> tuple[str, str] | None:
-    """Return how the launcher's Job ended: the condition for the resource, and a sentence."""
+    """Return the condition of the resource and a sentence for the end of the launcher's Job; None before its end."""
     for one in ((launcher or {}).get("status") or {}).get("conditions") or ():
         if one.get("status") == "True" and one.get("type") in ("Complete", "Failed"):
             if one["type"] == "Complete":
@@ -490,7 +498,7 @@ def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None
 
 
 def _with_condition(before: Any, kind: str, reason: str, message: str, now: float) -> list[Object]:
-    """Return the conditions with this one true; each keeps the time of its last change."""
+    """Return the conditions with the given one true, each with the time of its last transition."""
     known = {one.get("type"): one for one in before or () if isinstance(one, Mapping)}
     conditions: list[Object] = []
     for each in _EXCLUSIVE:

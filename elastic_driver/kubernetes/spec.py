@@ -20,10 +20,10 @@ from elastic_driver.words import ETCD
 GROUP, VERSION, KIND, PLURAL = "elastic-driver.dev", "v1alpha1", "ElasticJob", "elasticjobs"
 API_VERSION = f"{GROUP}/{VERSION}"
 
-# The same as of torchrun's rendezvous (c10d).
+# The default port of torchrun's c10d rendezvous.
 DEFAULT_PORT = 29400
-# A commit is seconds away; a plain Horovod launcher notices a change only after the kubelet has swapped the ConfigMap's
-# files, which takes up to a minute or so.
+# A commit takes seconds; but a launcher of plain Horovod notices a change only after the kubelet has updated the
+# ConfigMap's files, which takes up to about a minute.
 DEFAULT_DRAIN_S = 120
 _MOST_WORKERS = 4096
 # Kubernetes's names of services, and hostnames of pods.
@@ -37,14 +37,14 @@ _T = TypeVar("_T", bound=StrEnum)
 
 
 class SpecError(ElasticError, ValueError):
-    """An ElasticJob is invalid: one sentence for its user."""
+    """An ElasticJob is invalid. The message is one sentence for its user."""
 
 
 class Transport(StrEnum):
     """How the launcher's driver gets agents in the workers' pods."""
 
-    JOIN = "join"  # the workers' command is elasticrun join
-    SSH = "ssh"  # the workers run sshd; plain Horovod's launcher can use them, too
+    JOIN = "join"  # the workers' pods run elasticrun join, unless the template has a command
+    SSH = "ssh"  # the workers' pods run sshd, unless likewise; plain Horovod's launcher can use them, too
     EXEC = "exec"  # kubectl exec: the launcher's Role permits it for the existing pods
 
 
@@ -97,7 +97,7 @@ class ElasticJob:
         port: of the driver.
         ssh_path: where the ssh keys are mounted.
         drain_s: how long a pod to be removed may take to reach a commit, seconds.
-        journal: the place of its journal in etcd, for a launcher on another node; "" for a job without one.
+        journal: the place of its journal in etcd, with which a launcher on another node takes over; "" for none.
     """
 
     name: str
@@ -168,7 +168,7 @@ class ElasticJob:
             launcher=launcher.template(),
             worker=worker.template(),
             launcher_restart=launcher.one_of("restartPolicy", _LauncherRestart, _LauncherRestart.ON_FAILURE).value,
-            # An agent that has lost its driver ends, and is restarted.
+            # An agent that has lost its driver ends, and its container must be restarted.
             worker_restart=worker.one_of(
                 "restartPolicy",
                 _Restart,
@@ -210,7 +210,7 @@ class ElasticJob:
 
     @property
     def journal_url(self) -> str:
-        """The URL of the journal: distinct from that of an earlier ElasticJob of this name, which had another key."""
+        """The URL of the journal. An earlier ElasticJob of this name had another URL, since it had another key."""
         return f"{self.journal}/{self.uid}" if self.journal else ""
 
     def worker_name(self, index: int) -> str:
@@ -264,7 +264,7 @@ class _Reader:
             return ""
         place = self.text("journal", "")
         if _USER.match(place):
-            # Without the given value: it may contain a password, and the message becomes a status and an event.
+            # The message omits the value: it may contain a password, and the message becomes a status and an event.
             raise SpecError(
                 f"{self.at}.journal has a user in it, which everybody who may look at the job could read: give the "
                 "user in ETCDCTL_USER in the launcher's template"
@@ -281,7 +281,7 @@ class _Reader:
             raise SpecError(f"{self.at}.{name} {str(value)[:40]!r} is not one of {', '.join(kind)}") from None
 
     def template(self) -> Mapping[str, Any]:
-        """Return a pod template, checked as far as we add to it. The API server checks the rest."""
+        """Return a pod template. Only the parts to which the controller adds are checked; the API server checks the rest."""
         template = self.reader("template")
         template.reader("metadata").objects("labels", "annotations")
         pod = template.reader("spec")
@@ -296,8 +296,7 @@ class _Reader:
         first.objects("lifecycle", "securityContext")
         first.list_of("env", Mapping)
         first.list_of("volumeMounts", Mapping)
-        # In a pod a null means the same as a missing field; in a template, which the API server does not check, it is
-        # kept.
+        # In a pod, the API server drops null fields; in this template, which it does not check, it keeps them.
         return cast(Mapping[str, Any], _without_nulls(template._fields))
 
     def objects(self, *names: str) -> None:

@@ -33,7 +33,7 @@ from elastic_driver.service.nodes import (
 from elastic_driver.system.job_clock import JobClock, Timer
 
 POLL_S = 30.0
-# The limit of jobs at a time: in a service without a token anybody may create them.
+# The limit of remembered jobs: without a token, any process of this machine can create jobs.
 _MOST_JOBS = 10_000
 
 Answer = tuple[int, bytes]

@@ -1,8 +1,8 @@
-"""The mechanisms of Linux that not every kernel and every container has: one table, with a probe for each.
+"""The mechanisms of Linux that some kernels and containers lack: a table, with a probe for each mechanism.
 
-Owns which they are, since which kernel they exist, and what is lost without them. ``elasticrun --check-build`` prints
-the table for this machine, ``elasticrun doctor`` reports what a job would miss on each host, and docs/platforms.md says
-the same at length. A probe leaves nothing behind.
+Owns the list of mechanisms, the kernel versions that introduced them, and the effects of their absence. ``elasticrun
+--check-build`` prints the table for this machine, ``elasticrun doctor`` reports the effects on each host, and
+docs/platforms.md explains them. Probes have no side effects.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from elastic_driver.system.kernel import F_OFD_GETLK, memory_file, pidfd_getfd, 
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 # linux/prctl.h
 _PR_GET_TID_ADDRESS = 40
-# As much of struct tcp_info as native/net/reach.cpp needs to notice silence: up to tcpi_notsent_bytes.
+# The part of struct tcp_info that native/net/reach.cpp needs to notice silence: up to tcpi_notsent_bytes.
 _TCP_INFO_BYTES = 148
 _NETLINK_SOCK_DIAG = 4
-# A struct flock: type, whence, start, length, process.
+# The layout of struct flock: type, whence, start, length, process.
 _FLOCK = struct.Struct("hhqqi4x")
 
 
 @dataclass(frozen=True, slots=True)
 class Mechanism:
-    """Something that the kernel does for this project, where it does.
+    """A mechanism of Linux that this project uses if it is available.
 
     Attributes:
-        name: of the system call, socket option or file.
-        since: the first Linux that has it; "" where all supported ones do.
-        lost: what is lost without it.
-        probe: raises OSError, which says why it cannot be used here.
-        is_warned_of: whether ``elasticrun doctor`` warns where it is missing. Of the others only old kernels, and
-            containers with the usual profile, are without, and a job misses little.
+        name: the name of the system call, socket option or file.
+        since: the first Linux version with it; "" if all supported versions have it.
+        lost: the effect of its absence.
+        probe: raises OSError, with the reason, if it cannot be used here.
+        is_warned_of: whether ``elasticrun doctor`` warns if it is missing. The other mechanisms are missing only in old
+            kernels and in containers with the default profile, and with little effect.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Mechanism:
     is_warned_of: bool = False
 
     def why_not(self) -> str:
-        """Why it cannot be used here; "" where it can."""
+        """Return why it cannot be used here; "" if it can."""
         try:
             self.probe()
         except OSError as error:
@@ -65,7 +65,7 @@ class Mechanism:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A mechanism that this machine does not have, and why."""
+    """A mechanism that this process cannot use, and why."""
 
     mechanism: Mechanism
     why: str
@@ -75,7 +75,7 @@ class Missing:
 
 
 def missing() -> Iterator[Missing]:
-    """Yield what this process cannot use, in the order of the table."""
+    """Yield the mechanisms that this process cannot use, in the order of the table."""
     for mechanism in MECHANISMS:
         if why := mechanism.why_not():
             yield Missing(mechanism, why)
@@ -84,7 +84,7 @@ def missing() -> Iterator[Missing]:
 def _own_pidfd() -> None:
     process = pidfd_open(os.getpid())
     try:
-        pidfd_send_signal(process, 0)  # checks only whether it may be sent one
+        pidfd_send_signal(process, 0)  # signal 0 only checks the permission
     finally:
         os.close(process)
 
@@ -112,7 +112,7 @@ class _Piece(ctypes.Structure):
 
 
 def _read_memory() -> None:
-    """Of this process itself: seccomp may refuse even that."""
+    """Read this process's own memory: seccomp may reject even that."""
     read = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
     if read is None:
         raise OSError("the C library has no such function")
@@ -137,7 +137,7 @@ def _signal_at_end() -> None:
     reader, writer = os.pipe()
     try:
         fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)  # of which nothing comes without O_ASYNC
+        fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)  # never sent, without O_ASYNC
         if fcntl.fcntl(reader, fcntl.F_GETSIG) != signal.SIGKILL:
             raise OSError("the kernel ignores it")
     finally:
@@ -175,7 +175,7 @@ def _tcp_info() -> None:
 
 
 def _refusals() -> None:
-    """By the kernel's version: to see one takes a connection that is refused."""
+    """Check the kernel's version: a real probe would need a refused connection."""
     found = re.match(r"(\d+)\.(\d+)", platform.release())
     if found is None or (int(found[1]), int(found[2])) < (5, 8):
         raise OSError(f"this is Linux {platform.release()}")

@@ -1,8 +1,8 @@
-"""The Store of one generation's agents, in which torch's agents agree on ranks, and wait for each other at the end.
+"""The Store of one generation, in which torch's agents agree on ranks, and wait for each other at the end.
 
-Owns the handling of these waits if the generation is broken meanwhile, or the service restarted. torch's agent fails on
-an error there; but neither a node lost at that moment nor a dead service must make any agent fail. The service does not
-persist anything: after its restart, each agent repeats its writes.
+Owns the handling of these waits if the generation breaks meanwhile, or the service is restarted. torch's agent fails on
+any error there, although neither the loss of another node nor a restart of the service should make it fail. The service
+persists nothing, so after its restart each agent repeats its writes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from elastic_driver.rendezvous.store_messages import CHANGING, StoreOp, number_i
 from elastic_driver.torch_private.agents import ASSIGNED_RANKS, COUNT_AT_BARRIER, LAST_AT_BARRIER, ROLE_INFO
 from elastic_driver.torchelastic.store import HTTPStore
 
-# How often it checks whether its generation is broken.
+# How often a wait checks whether the generation is broken, seconds.
 _LOOK_S = 0.25
 
 
@@ -26,20 +26,20 @@ class GenerationStore(HTTPStore):
     """The Store of one generation. Used by torch's agent, in Python, and by the heartbeat's thread.
 
     Args:
-        client: of the service.
-        scope: of the generation.
-        size: of the generation, nodes.
+        client: a client of the service.
+        scope: the scope of the generation's keys.
+        size: the number of the generation's nodes.
         is_broken: returns whether the generation is broken.
     """
 
     def __init__(self, client: RendezvousClient, scope: str, size: int, is_broken: Callable[[], bool]) -> None:
-        super().__init__(scope=scope, client=client, is_kept=False)  # torch's agent uses it in Python
+        super().__init__(scope=scope, client=client, is_kept=False)  # torch's agent uses it only in Python
         self._size = size
         self._is_broken = is_broken
         self._own_role: bytes | None = None
-        self._one = threading.Lock()  # guards all below: one request at a time
+        self._one = threading.Lock()  # guards the fields below: one request at a time
         self._changes: list[tuple[StoreOp, Sequence[bytes]]] = []
-        self._is_anew = False  # whether the service was restarted, and not all changes have been repeated
+        self._is_anew = False  # the service was restarted, and not all changes have been repeated
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key."""
@@ -52,11 +52,11 @@ class GenerationStore(HTTPStore):
         return GenerationStore(self._connections, self._scope, self._size, self._is_broken)
 
     def look(self) -> None:
-        """Repeat this agent's writes if the service was restarted: other agents may wait for them."""
+        """Repeat this agent's writes if the service was restarted: other agents may be waiting for them."""
         try:
             self._asked(StoreOp.COUNT, (), 0.0)
         except RendezvousError:
-            return  # torch's agent gets it, too
+            return  # the next call of torch's agent raises it, too
 
     def _asked(self, op: StoreOp, parts: Sequence[bytes], wait_s: float) -> Sequence[bytes] | None:
         with self._one:
@@ -83,7 +83,7 @@ class GenerationStore(HTTPStore):
         self._is_anew = False
 
     def _lets_others_go_on(self, key: str) -> None:
-        """Complete a barrier as its last member: this agent is the last, and torch's code will not notice."""
+        """Complete the barrier of a key if a repeated write reached its full count: torch's code does not see that."""
         if key.endswith(COUNT_AT_BARRIER):
             last = key.removesuffix(COUNT_AT_BARRIER) + LAST_AT_BARRIER
             super()._asked(StoreOp.SET, (last.encode(), b"1"), 0.0)
@@ -98,7 +98,7 @@ class GenerationStore(HTTPStore):
                 return self._instead(op, parts)
 
     def _instead(self, op: StoreOp, parts: Sequence[bytes]) -> Sequence[bytes] | None:
-        """Return an answer that lets torch's agent continue until it checks for a restart; None for a time-out."""
+        """Return an answer that lets torch's agent continue until it checks for a restart; None lets it time out."""
         if op is not StoreOp.GET or self._own_role is None:
             return None
         role = json.loads(self._own_role)
@@ -106,7 +106,7 @@ class GenerationStore(HTTPStore):
         if all(name.startswith(ROLE_INFO) for name in names):
             return [json.dumps(role | {"rank": rank}).encode() for rank in range(len(names))]
         if len(names) == 1 and names[0].startswith(ASSIGNED_RANKS):
-            # One worker more than there are: they never rendezvous, so they train nothing until they are stopped.
+            # One worker more than there are: their rendezvous cannot complete, so they do not train before they stop.
             size = role["local_world_size"] + 1
             return [json.dumps([0, size, 0, size]).encode()]
         return None

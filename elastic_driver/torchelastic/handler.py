@@ -434,10 +434,13 @@ def _own_address(endpoint: str) -> str:
 
 
 def _address_of(first: Member, formed: Formed) -> str:
-    """Return the address at which all nodes reach the first."""
+    """Return the address at which all nodes reach the first node.
+
+    A node on the service's machine may have a loopback address, which other machines cannot use. Then its name is used.
+    """
     if not is_loopback(first.address) or all(is_loopback(member.address) for member in formed.members):
         return first.address
-    return first.name  # on the service's machine; its address there means nothing to others
+    return first.name
 
 
 def _seconds(given: dict[str, Any], key: str, default: float) -> float:

@@ -1,1 +1,1 @@
-"""Horovod's elastic driver and discovery (``horovod.runner.elastic``) as faces of this package's."""
+"""Horovod's elastic driver and discovery (``horovod.runner.elastic``), as adapters for this package's."""

@@ -1,6 +1,6 @@
-"""``horovod.runner.elastic.discovery``: the hosts of a job, as Horovod's driver sees them.
+"""``horovod.runner.elastic.discovery``: the hosts of a job, as in Horovod's driver.
 
-Owns the shapes. The order of hosts and the blacklist are the core's.
+Owns Horovod's interfaces. The order of hosts and the blacklist are the core's.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ DEFAULT_COOLDOWN_UPPER_LIMIT_SECONDS = 60 * 60
 
 
 class DiscoveredHosts:
-    """Hosts and their slots at one time. Never changes.
+    """Hosts and their slots at one time. Immutable.
 
     Args:
         host_slots: host name -> slots.
-        host_assignment_order: the names, in the order in which ranks are given.
+        host_assignment_order: the names, in rank order.
     """
 
     def __init__(self, host_slots: Mapping[str, int], host_assignment_order: Sequence[str]) -> None:
@@ -52,31 +52,31 @@ class DiscoveredHosts:
 
     @property
     def available_hosts(self) -> set[str]:
-        """The names."""
+        """The names of the hosts."""
         return set(self._order)
 
     @property
     def host_assignment_order(self) -> list[str]:
-        """The names, in the order in which ranks are given."""
+        """The names, in rank order."""
         return list(self._order)
 
     def get_slots(self, host: str) -> int:
-        """Slots of a host; 0 of one that is not here."""
+        """Return a host's number of slots; 0 for an unknown host."""
         return self._host_slots.get(host, 0)
 
     def count_available_slots(self) -> int:
-        """Slots of all."""
+        """Return the number of slots of all hosts."""
         return sum(self._host_slots[name] for name in self._order)
 
 
 class HostManager:
-    """Asks discovery, and remembers which hosts are out. May be used by several threads.
+    """The hosts of a discovery object, without the blacklisted ones. Thread-safe.
 
-    For programs that look at hosts themselves; the driver has the same from its core.
+    For programs that use it directly; the driver here gets its hosts from its core.
 
     Args:
-        discovery: tells the hosts.
-        cooldown_range: shortest and longest time a blacklisted host stays out, seconds; None for ever.
+        discovery: lists the hosts.
+        cooldown_range: the shortest and longest time on the blacklist, seconds; None for ever.
     """
 
     def __init__(self, discovery: Finder, cooldown_range: tuple[float, float] | None = None) -> None:
@@ -94,7 +94,7 @@ class HostManager:
         return DiscoveredHosts({host.name: host.slots for host in usable}, [host.name for host in usable])
 
     def update_available_hosts(self) -> int:
-        """Asks discovery. Returns what has changed, as HostUpdateResult has it; raises what discovery raises."""
+        """Query discovery. Returns the changes, as bits of HostUpdateResult; raises what discovery raises."""
         listed = [as_host(name, value) for name, value in self._discovery.find_available_hosts_and_slots().items()]
         found = {host.name: host.slots for host in listed}
         with self._lock:
@@ -111,20 +111,20 @@ class HostManager:
         return result
 
     def blacklist(self, host: str) -> None:
-        """Takes a host out."""
+        """Blacklist a host."""
         with self._lock:
             self._blacklist = self._blacklist.fail(host, now=time.monotonic(), draw=random.random())
 
     def is_blacklisted(self, host: str) -> bool:
-        """Whether it is out now."""
+        """Return whether a host is blacklisted now."""
         with self._lock:
             self._blacklist = self._blacklist.expire(time.monotonic())
             return self._blacklist.is_blacklisted(host)
 
     @staticmethod
     def order_available_hosts(available_hosts: Iterable[str], prev_host_assignment_order: Sequence[str]) -> list[str]:
-        """The available hosts, those of ``prev_host_assignment_order`` first and in that order."""
-        # Those that are available have no order of their own: Horovod gives a set.
+        """Return the available hosts, those in ``prev_host_assignment_order`` first and in that order."""
+        # Horovod passes the available hosts as a set, without an order.
         listed = in_natural_order(Host(name, 1) for name in available_hosts)
         ordered = order_hosts([Host(name, 1) for name in prev_host_assignment_order], listed)
         return [host.name for host in ordered]

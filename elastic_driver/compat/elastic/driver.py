@@ -1,6 +1,6 @@
-"""``horovod.runner.elastic.driver``: Horovod's ElasticDriver, as who builds on Horovod calls it.
+"""``horovod.runner.elastic.driver``: Horovod's ElasticDriver, for programs built on Horovod.
 
-Owns the calls and their blocking. The job behind them is :mod:`elastic_driver.compat.elastic.job`'s.
+Owns the blocking calls. The job behind them is in :mod:`elastic_driver.compat.elastic.job`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _POLITE_ENDS = (ExitCode.SUCCESS, ExitCode.USER_CODE_FAILED)
 
 
 class Rendezvous(Protocol):
-    """Who tells the workers their places: Horovod's server, or a user's own."""
+    """A server that sends the workers their places: Horovod's, or a user's own."""
 
     def init(self, host_assignments: list[SlotInfo]) -> Any:
-        """A round has formed: its places by rank. Called on the driver's own thread; must not block."""
+        """Publish a new round, whose places are in rank order. Called on the driver's own thread; must not block."""
 
     def stop(self) -> Any:
-        """The job is over."""
+        """Stop: the job is over."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Results:
     """How a job ended.
 
     Attributes:
-        error_message: why it ended before its workers had; None otherwise.
-        worker_results: ``host[slot]`` -> exit code and time, of the workers of the last round; of all workers where
+        error_message: why the job ended before its workers had; None otherwise.
+        worker_results: ``host[slot]`` -> exit code and time, for the workers of the last round, or for all workers if
             there never was a round.
     """
 
@@ -49,18 +49,18 @@ class Results:
 
 
 class ElasticDriver:
-    """Runs workers, each by a call of ``create_worker_fn`` in a thread, while hosts come and go.
+    """Runs a worker per slot, by calls of ``create_worker_fn`` in threads, while hosts join and leave.
 
     Args:
-        rendezvous: is told the places of every round.
-        discovery: tells the hosts; asked every second, in a thread of its own, from now on.
-        min_num_proc: fewest workers of a round.
-        max_num_proc: most; None for no bound.
+        rendezvous: gets the places of every round.
+        discovery: lists the hosts; queried every second, in a thread of its own, from now on.
+        min_num_proc: the minimum number of workers in a round.
+        max_num_proc: the maximum; None for no limit.
         timeout: how long the job may lack slots, and workers may take until they are READY, seconds; by default
             HOROVOD_ELASTIC_TIMEOUT, or 600.
-        reset_limit: unplanned resets allowed; None for no bound.
-        cooldown_range: shortest and longest time a failed host stays out, seconds; None for ever.
-        verbose: without effect: what happens is told to the logger ``elastic_driver.horovod``.
+        reset_limit: the limit of unplanned resets; None for no limit.
+        cooldown_range: the shortest and longest time on the blacklist, seconds; None for ever.
+        verbose: without effect: the driver logs to ``elastic_driver.horovod``.
     """
 
     def __init__(
@@ -88,18 +88,18 @@ class ElasticDriver:
         )
         self._job = ThreadJob(discovery, policy, on_round=rendezvous.init, on_over=rendezvous.stop)
 
-    # --- the job's life --------------------------------------------------------------------------------------------
+    # --- life cycle ------------------------------------------------------------------------------------------------
 
     def start(self, num_proc: int, create_worker_fn: CreateWorker) -> None:
-        """Starts workers on all slots, ``max_num_proc`` at most, once there are ``num_proc``. Blocks until then.
+        """Start workers on all slots, at most ``max_num_proc``, once there are ``num_proc``. Blocks until then.
 
         Args:
-            num_proc: slots to begin with.
-            create_worker_fn: runs one worker on a slot until it ends, or until one of the events that it is given is
-                set. Returns its exit code and the time. Called in a thread for each worker.
+            num_proc: the number of slots to wait for.
+            create_worker_fn: runs a worker on a slot until it ends, or until one of the given events is set. Returns
+                its exit code and the time. Called in a new thread for each worker.
 
         Raises:
-            TimeoutError: there were not so many slots in time.
+            TimeoutError: there were too few slots in time.
             RuntimeError: the job is over.
         """
         self._job.start(max(num_proc, self._min_num_proc), create_worker_fn)
@@ -109,7 +109,7 @@ class ElasticDriver:
             self._raise_end()
 
     def resume(self) -> None:
-        """Blocks until there are slots for the fewest workers: the next round is formed without being asked for.
+        """Block until there are slots for ``min_num_proc`` workers. The next round forms by itself.
 
         Raises:
             TimeoutError, RuntimeError: as :meth:`wait_for_available_slots`.
@@ -117,10 +117,10 @@ class ElasticDriver:
         self.wait_for_available_slots(self._min_num_proc)
 
     def wait_for_available_slots(self, min_num_proc: int, min_hosts: int = 1) -> DiscoveredHosts:
-        """Blocks until so many slots on so many hosts can be used; gives the hosts.
+        """Block until there are so many usable slots on so many hosts. Returns the usable hosts.
 
         Raises:
-            TimeoutError: there were not so many in time.
+            TimeoutError: there were too few in time.
             RuntimeError: the job is over.
         """
         deadline = time.monotonic() + self._timeout_s
@@ -141,19 +141,19 @@ class ElasticDriver:
                 self._job.changed.wait(left_s)
 
     def record_ready(self, host: str, slot: int) -> int:
-        """A worker is there for a round. Blocks until all have said so, or failed, and the round is formed.
+        """Report that a worker is ready for a round. Blocks until all workers are ready or have failed, and it forms.
 
         Args:
-            host: the worker's.
+            host: the worker's host.
             slot: its local rank when it was started.
 
         Returns:
-            The round's number; 0 when the worker has no place in it, or the job is over.
+            The round's number; 0 if the worker has no place in it, or the job is over.
         """
         return self._job.ready((host, slot))
 
     def stop(self, error_message: str | None = None) -> None:
-        """Ends the job: sets the workers' events. Does not wait for their ends; :meth:`get_results` does."""
+        """End the job, by setting the workers' events. Does not wait for their ends; :meth:`get_results` does."""
         if self._job.end is None:
             self._error_message = error_message
         self._job.stop(error_message or "stop() was called")
@@ -161,11 +161,11 @@ class ElasticDriver:
             self._job.changed.wait_for(lambda: self._job.end is not None)
 
     def finished(self) -> bool:
-        """Whether the job is over. Workers may not have ended yet."""
+        """Return whether the job is over. Workers may still be running."""
         return self._job.end is not None
 
     def get_results(self) -> Results:
-        """Blocks until the job is over and all workers have ended."""
+        """Return the job's results. Blocks until the job is over and all workers have ended."""
         self._job.join()
         end, state = self._job.end, self._job.state
         assert end is not None
@@ -190,37 +190,37 @@ class ElasticDriver:
     # --- places ----------------------------------------------------------------------------------------------------
 
     def get_slot_info(self, host: str, slot: int) -> SlotInfo:
-        """The present place of a worker; INVALID_SLOT_INFO when it has none."""
+        """Return a worker's current place; INVALID_SLOT_INFO without one."""
         return self._job.slot_of((host, slot)) or INVALID_SLOT_INFO
 
     def has_rank_assignment(self, host: str, slot: int) -> bool:
-        """Whether a worker has a place."""
+        """Return whether a worker has a place."""
         return self._job.slot_of((host, slot)) is not None
 
     def get_coordinator_info(self) -> SlotInfo:
-        """The place of rank 0; INVALID_SLOT_INFO before the first round."""
+        """Return the place of rank 0; INVALID_SLOT_INFO before the first round."""
         return next((place for place in self._job.places.values() if place.rank == 0), INVALID_SLOT_INFO)
 
     @property
     def host_assignments(self) -> dict[str, list[SlotInfo]]:
-        """The places of the round, by host."""
+        """Host name -> places of the current round."""
         hosts: dict[str, list[SlotInfo]] = {}
         for place in self._job.places.values():
             hosts.setdefault(place.hostname, []).append(place)
         return hosts
 
     def world_size(self) -> int:
-        """Workers of the round."""
+        """Return the number of workers in the round."""
         return len(self._job.places)
 
     def local_size(self, host: str) -> int:
-        """Those of them on a host."""
+        """Return the number of the round's workers on a host."""
         return len(self.host_assignments.get(host, ()))
 
-    # --- what there is not -----------------------------------------------------------------------------------------
+    # --- not supported ---------------------------------------------------------------------------------------------
 
     def register_worker_server(self, host: str, slot: int, addresses: Any, secret_key: Any) -> NoReturn:
-        """Horovod's notification services are not spoken to.
+        """Fail: Horovod's notification services are not supported.
 
         Raises:
             NotImplementedError: always.

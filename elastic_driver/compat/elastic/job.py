@@ -1,7 +1,7 @@
-"""A job whose workers are threads: the core on an event loop of its own, in a thread of its own.
+"""A job whose workers are threads. Its core runs on an event loop of its own, in a thread of its own.
 
-Owns the loop, and the asking of the discovery object. Decides nothing: who is started, who is a member, which host is
-out, and when the job is over is the core's, as for every other job.
+Owns the loop, and the polling of the discovery object. Decides nothing: as in every other job, the core decides which
+workers start, which are members, which hosts are blacklisted, and when the job is over.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ DISCOVER_HOSTS_FREQUENCY_SECS = 1.0
 _log = logging.getLogger("elastic_driver.horovod")
 
 Slot = tuple[str, int]
-"""A worker as Horovod names it: its host, and the local rank that it was started with."""
+"""Horovod's name for a worker: its host, and the local rank that it was started with."""
 
 
 class _Unwatched:
-    """Nobody is missed for his silence: the workers are threads of this process."""
+    """No liveness checks: the workers are threads of this process."""
 
     def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True, leaving: bool = False) -> None:
         pass
@@ -78,19 +78,19 @@ class _Unwatched:
 
 
 class ThreadJob:
-    """One job. Its methods may be called by any thread but the loop's.
+    """A job whose workers are threads. Its methods may be called by any thread but the loop's.
 
     Args:
-        discovery: tells the hosts; asked in a thread of its own.
-        policy: the limits; ``num_proc`` is given with the start.
-        on_round: takes the places of a new round, before any worker knows of it. Called on the loop.
-        on_over: called there when the job is over, before its workers have ended.
+        discovery: lists the hosts; queried in a thread of its own.
+        policy: the limits; ``num_proc`` is replaced at the start.
+        on_round: called with the places of a new round, before they are published to workers. Called on the loop.
+        on_over: called on the loop when the job is over, before its workers have ended.
 
     Attributes:
-        changed: notified after every change of what the properties say.
-        places: the current round, by worker.
-        results: what the workers' functions returned: exit code and time.
-        end: why the job is over; None while it is not.
+        changed: notified after every change of the properties.
+        places: worker -> place in the current round.
+        results: worker -> its Horovod name, and the exit code and time that its function returned.
+        end: how the job ended; None before.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ThreadJob:
         on_over: Callable[[], object],
     ) -> None:
         self._discovery = discovery
-        # The core takes jobs whose workers make no commits for ones that get no further, and this one cannot tell.
+        # For the core, a job whose workers report no commits makes no progress, and these workers cannot report them.
         self._policy = replace(policy, setbacks_limit=sys.maxsize, pause_range_s=(0.0, 0.0))
         self._on_round, self._on_over = on_round, on_over
         self.changed = threading.Condition()
@@ -111,12 +111,12 @@ class ThreadJob:
         self.end: EndJob | None = None
         self._hosts: tuple[Host, ...] | None = None
         self._workers_by_slot: dict[Slot, WorkerId] = {}
-        self._slots: dict[WorkerId, SlotInfo] = {}  # that they were started with
+        self._slots: dict[WorkerId, SlotInfo] = {}  # the places that they were started with
         self._rounds_seen: dict[WorkerId, int] = {}
-        self._gone: set[WorkerId] = set()  # for the core; a function may not have returned yet
-        self._asking: set[Future[int]] = set()  # who is READY, and waits; guarded by ``changed``, as is the next
+        self._gone: set[WorkerId] = set()  # ended for the core; their functions may not have returned yet
+        self._asking: set[Future[int]] = set()  # of waiting READY workers; guarded by ``changed``, as is the next
         self._is_closed = False
-        self._over = threading.Event()  # ends the asking
+        self._over = threading.Event()  # ends the polling
         self._clock = JobClock()
         self._tasks = Tasks()
         self._stepper: Stepper | None = None
@@ -124,8 +124,8 @@ class ThreadJob:
         self._rounds: Rounds | None = None
         self._loop = asyncio.new_event_loop()
         self._ended: asyncio.Future[EndJob] = self._loop.create_future()
-        # Daemons, since a program may drop a driver without a word. They end with the job: the one when nothing is left
-        # of it, the other when the object that it is in has returned.
+        # Daemons, since a program may drop a driver without stopping it. They end with the job: the loop's after all
+        # workers have ended, discovery's once the current call of its object has returned.
         self._thread = threading.Thread(target=self._run, name="elastic-driver-loop", daemon=True)
         self._thread.start()
         threading.Thread(target=self._discover, name="elastic-driver-discovery", daemon=True).start()
@@ -134,18 +134,18 @@ class ThreadJob:
 
     @property
     def state(self) -> State | None:
-        """The core's; None before the start."""
+        """The core's state; None before the start."""
         return None if self._stepper is None else self._stepper.state
 
     @property
     def waits(self) -> bool:
-        """Whether it has no worker yet, for want of slots."""
+        """Whether the job is waiting for slots, or was not started."""
         state = self.state
         return self.end is None and (state is None or state.phase is JobPhase.WAITING)
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has ever had a worker."""
+        """Whether the job has ever started a worker."""
         return bool(self._slots)
 
     @property
@@ -157,15 +157,15 @@ class ThreadJob:
         return tuple(host for host in state.hosts if not state.blacklist.is_blacklisted(host.name))
 
     def start(self, num_proc: int, create: CreateWorker) -> None:
-        """Has the core start workers as soon as there are so many slots. Does not wait for that."""
+        """Start workers once there are so many slots. Does not wait for that."""
         self._call(self._start, num_proc, create)
 
     def stop(self, reason: str) -> None:
-        """Ends the job: the workers' events are set. Does not wait for them."""
+        """End the job, by setting the workers' events. Does not wait for their ends."""
         self._call(self._stop, reason)
 
     def ready(self, slot: Slot) -> int:
-        """A worker is READY. Blocks until its round is formed; returns its number, 0 when it has no place in one."""
+        """Report a worker as READY. Blocks until its round is formed. Returns the round's number; 0 without a place."""
         answer: Future[int] = Future()
         with self.changed:
             if self._is_closed:
@@ -179,18 +179,18 @@ class ThreadJob:
                 self._asking.discard(answer)
 
     def slot_of(self, slot: Slot) -> SlotInfo | None:
-        """The present place of a worker; before its first round the planned one. None when it has none."""
+        """Return a worker's current place, or the planned one before its first round; None without one."""
         worker = self._workers_by_slot.get(slot)
         if worker is None:
             return None
         return self._slots.get(worker) if not self._rounds_seen.get(worker) else self.places.get(worker)
 
     def join(self) -> None:
-        """Blocks until the job is over and all workers' functions have returned."""
+        """Block until the job is over and all workers' functions have returned."""
         self._thread.join()
 
     def _call(self, work: Callable[..., None], *args: Any) -> None:
-        """Has it done on the loop. Nothing is done any more when the job is over."""
+        """Call a function on the loop. Does nothing if the job is over."""
         try:
             self._loop.call_soon_threadsafe(work, *args)
         except RuntimeError:
@@ -205,7 +205,7 @@ class ThreadJob:
                 event = HostsDiscovered(hosts_of(self._discovery.find_available_hosts_and_slots()))
             except DiscoveryError as error:
                 event = DiscoveryFailed(str(error))
-            except BaseException as error:  # as in Horovod since 0.25: whatever it raises, it is asked again
+            except BaseException as error:  # as in Horovod since 0.25: it is queried again after any exception
                 event = DiscoveryFailed(f"the discovery object raised {error!r}")
             self._call(self._discovered, event)
             self._over.wait(DISCOVER_HOSTS_FREQUENCY_SECS)
@@ -220,7 +220,7 @@ class ThreadJob:
         finally:
             with self.changed:
                 self._is_closed = True
-                for answer in self._asking:  # whose question came too late to be looked at
+                for answer in self._asking:  # their requests arrived too late
                     if not answer.done():
                         answer.set_result(0)
             self._loop.close()
@@ -318,8 +318,8 @@ class ThreadJob:
         cause = ReadyCause.HOSTS_UPDATED if after else ReadyCause.START
         request = NextRoundRequest(worker, after, 0, cause, "", (Backend.NATIVE,), os.getpid())
         reply = asyncio.ensure_future(self._rounds.next_round(request))
-        # Whoever reports for a worker may be another thread than the worker's, and the worker may end meanwhile. One
-        # that is to end looks at its event when this has returned.
+        # The report may come from a thread other than the worker's, so the worker may end meanwhile. A worker that was
+        # asked to end checks its event after this has returned.
         await asyncio.wait((reply, thread.over), return_when=asyncio.FIRST_COMPLETED)
         if not reply.done():
             reply.cancel()
@@ -374,9 +374,9 @@ class ThreadJob:
     # --- the workers' threads --------------------------------------------------------------------------------------
 
     def _function_returned(self, worker: WorkerId, slot: SlotInfo, code: int, at: float) -> None:
-        """Who ends well without having said READY is it now: its end is to be a member's.
+        """Store a worker's results. If it succeeded without ever being READY, report it as READY first.
 
-        It has nothing to train. So, as in Horovod, the job is over when all others have said READY, or ended.
+        Then it has no work to do: as in Horovod, the job is over once all other workers are READY or have ended.
         """
         key = (slot.hostname, slot.local_rank)
         if code == 0 and not self._rounds_seen.get(worker) and self.ready(key):
@@ -384,7 +384,7 @@ class ThreadJob:
         self.results[worker] = key, (code, at or time.time())
 
     def _exited(self, worker: WorkerId, thread: ThreadWorker, code: int) -> None:
-        """Its function has returned. Called on the loop."""
+        """Report the end of a worker whose function has returned. Called on the loop."""
         assert self._workers is not None
         if worker in self._gone:
             return
@@ -392,8 +392,8 @@ class ThreadJob:
         others = list(self._workers.living.items()) if has_failed and not self._rounds_seen.get(worker) else []
         for other, its_thread in others:
             if other.hostname == worker.hostname and not self._rounds_seen.get(other):
-                # As in Horovod its host is out, and with it all who have not trained yet. The core would let them, and
-                # a thread may wait for its event for ever: so for the core they have ended.
+                # As in Horovod, its host is blacklisted with all workers there that have not trained yet. The core
+                # would let them finish, but a thread may wait for its event for ever: they are reported as ended.
                 its_thread.stop()
                 self._has_gone(other, code)
         self._has_gone(worker, code)

@@ -1,7 +1,6 @@
-"""Workers that are calls of a user's function, each in a thread of this process: their keeper.
+"""Workers that are calls of a user's function in threads of this process.
 
-Owns the threads. They differ from processes in that a thread cannot be killed: it can only be asked to end, by an
-event.
+Owns the threads. Unlike a process, a thread cannot be killed: it can only be asked to end, by an event.
 """
 
 from __future__ import annotations
@@ -24,15 +23,16 @@ _log = logging.getLogger("elastic_driver.horovod")
 
 
 def slot_info(worker: WorkerId, place: Place) -> SlotInfo:
-    """A place as Horovod has it."""
+    """Convert a worker's place to Horovod's class."""
     return SlotInfo(worker.hostname, **{name: getattr(place, name) for name in _FIELDS})
 
 
 class ThreadWorker:
-    """One worker, until its function has returned.
+    """A worker whose function is running.
 
     Attributes:
-        over: done when it was asked to end, or has ended: what it waits for is not waited for any more.
+        event: set when the worker is asked to end.
+        over: done when the worker was asked to end, or has ended. Requests on its behalf then stop waiting.
     """
 
     def __init__(self) -> None:
@@ -41,16 +41,16 @@ class ThreadWorker:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether it was asked to end."""
+        """Whether the worker was asked to end."""
         return self.event.is_set()
 
     def stop(self) -> None:
-        """Asks it to end. Harmless when repeated."""
+        """Ask the worker to end. Idempotent."""
         self.event.set()
         self.is_over()
 
     def is_over(self) -> None:
-        """Nothing that it waits for is waited for any more."""
+        """End the waits of requests on the worker's behalf. Idempotent."""
         if not self.over.done():
             self.over.set_result(None)
 
@@ -60,9 +60,9 @@ class ThreadKeeper:
 
     Args:
         create: runs a worker.
-        on_return: called in the worker's thread with what its function returned, before its end is known to anybody
-            else. May block.
-        on_exit: called on the loop with each worker whose function has returned, and its exit code.
+        on_return: called in the worker's thread with the results of its function, before its end is reported. May
+            block.
+        on_exit: called on the loop when a worker's function has returned, with its exit code.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class ThreadKeeper:
 
     @property
     def living(self) -> Mapping[WorkerId, ThreadWorker]:
-        """The workers whose functions run; it follows what happens."""
+        """The workers whose functions are running; a live view."""
         return self._living
 
     def start(self, worker: WorkerId, slot: SlotInfo) -> None:
-        """Calls the function in a thread; not any more once the job ends."""
+        """Start a worker in a thread, unless the job is ending."""
         if self._job_ends:
             return
         thread = ThreadWorker()
-        # A daemon: a function that does not heed its event must not keep the program from ending.
+        # A daemon: a function that ignores its event must not keep the program from ending.
         run = threading.Thread(
             target=self._run,
             args=(worker, slot, thread, asyncio.get_running_loop()),
@@ -102,33 +102,33 @@ class ThreadKeeper:
         self._none_lives.clear()
 
     def stop(self, worker: WorkerId) -> None:
-        """Asks a worker to end. Harmless when it has ended."""
+        """Ask a worker to end. Does nothing if it has ended."""
         thread = self._living.get(worker)
         if thread is not None:
             thread.stop()
 
     def job_ends(self) -> None:
-        """Nobody is started any more."""
+        """Start no more workers."""
         self._job_ends = True
 
     async def end(self) -> None:
-        """Asks all workers to end. Blocks until their functions have returned, for they cannot be killed."""
+        """Ask all workers to end, and wait until their functions have returned: threads cannot be killed."""
         self.job_ends()
         for thread in self._living.values():
             thread.stop()
         await self._none_lives.wait()
 
     def _run(self, worker: WorkerId, slot: SlotInfo, thread: ThreadWorker, loop: asyncio.AbstractEventLoop) -> None:
-        """The worker's thread."""
+        """Run the worker's thread."""
         code, at = 1, 0.0
         try:
             code, at = self._create(slot, [thread.event])
-        except BaseException:  # it is the worker's end, whatever it is
+        except BaseException:  # any exception ends the worker
             _log.exception("worker %s raised", worker)
         try:
             self._on_return(worker, slot, code, at)
         finally:
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop was closed: the job is over
                 loop.call_soon_threadsafe(self._has_returned, worker, code)
 
     def _has_returned(self, worker: WorkerId, code: int) -> None:

@@ -1,4 +1,4 @@
-"""``horovod.runner.elastic.worker``: what a change of hosts is called. Loads nothing else: workers import it too."""
+"""``horovod.runner.elastic.worker``: the names of changes of hosts. Imports no other module: workers import it, too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["HostUpdateResult"]
 
 
 class HostUpdateResult:
-    """What has changed between two answers of discovery: bits."""
+    """The kinds of changes between two answers of discovery, as bits."""
 
     no_update = 0
     removed = 1

@@ -1,1 +1,1 @@
-"""``horovod.runner``'s small helpers, which scripts and the tests of others import; each module has its name there."""
+"""Helpers of ``horovod.runner`` that scripts and other projects' tests import, under Horovod's module names."""

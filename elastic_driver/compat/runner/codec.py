@@ -12,11 +12,11 @@ __all__ = ["dumps_base64", "loads_base64"]
 
 
 def dumps_base64(obj: Any, to_ascii: bool = True) -> str | bytes:  # noqa: FBT001, FBT002 - Horovod's signature
-    """An object as base64: text, or bytes if ``to_ascii`` is false."""
+    """Encode an object as base64: a string, or bytes if ``to_ascii`` is false."""
     encoded = base64.b64encode(cloudpickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL))
     return encoded.decode("ascii") if to_ascii else encoded
 
 
 def loads_base64(encoded: str | bytes) -> Any:
-    """The object again. Runs code that the text names: for texts of one's own."""
+    """Decode an object. This can run any code, so the text must come from a trusted source."""
     return cloudpickle.loads(base64.b64decode(encoded))

@@ -1,4 +1,4 @@
-"""``horovod.runner.common.util.env``: which variables travel, and a process's rank by its environment."""
+"""``horovod.runner.common.util.env``: the variables to pass to workers, and a process's rank from its environment."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ KUBEFLOW_MPI_EXEC = "/etc/mpi/kubexec.sh"
 
 
 def is_exportable(v: str) -> bool:
-    """Whether a variable of this name is given to workers."""
+    """Return whether a variable of this name is passed to workers."""
     return not any(re.match(pattern, v) for pattern in IGNORE_REGEXES)
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """Rank and size as the launcher's variables say; (0, 1) without a launcher.
+    """Return rank and size from the launcher's variables; (0, 1) without a launcher.
 
     Raises:
-        RuntimeError: there is one of the two, but not the other.
+        RuntimeError: only one of the two variables is set.
     """
     for launcher in ("HOROVOD", "OMPI_COMM_WORLD", "PMI"):
         names = f"{launcher}_RANK", f"{launcher}_SIZE"
@@ -45,5 +45,5 @@ def get_env_rank_and_size() -> tuple[int, int]:
 
 
 def is_kubeflow_mpi() -> bool:
-    """Whether Kubeflow's MPI operator starts processes."""
+    """Return whether Kubeflow's MPI operator starts the processes."""
     return os.environ.get("OMPI_MCA_plm_rsh_agent") == KUBEFLOW_MPI_EXEC  # noqa: SIM112 - Open MPI's name

@@ -1,4 +1,4 @@
-"""``horovod.runner.common.util.host_hash``: a name for what shares memory, a machine or a container on it."""
+"""``horovod.runner.common.util.host_hash``: a name for a machine, or for a container on it, that shares memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def _hash(string: str) -> str:
 
 
 def host_hash(salt: object = None) -> str:
-    """``HOST-DIGEST``, the same for all processes that share a machine and its namespaces.
+    """Return ``HOST-DIGEST``, the same for all processes that share a machine and its namespaces.
 
     Args:
-        salt: makes it another, unless it is empty.
+        salt: if not empty, added to the digest's input.
     """
     name = socket.gethostname()
     namespaces = sorted(str(link.readlink()) for link in _NAMESPACES.iterdir()) if _NAMESPACES.is_dir() else []

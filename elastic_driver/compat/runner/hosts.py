@@ -1,4 +1,4 @@
-"""``horovod.runner.common.util.hosts``: hosts and slots as text, and who gets which rank on them."""
+"""``horovod.runner.common.util.hosts``: hosts and slots as text, and the assignment of ranks to them."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class HostInfo:
 
     @staticmethod
     def from_string(host_string: str) -> HostInfo:
-        """Reads ``host:slots``. Raises ValueError."""
+        """Parse ``host:slots``. Raises ValueError."""
         hostname, slots = host_string.strip().split(":")
         return HostInfo(hostname, int(slots))
 
 
 @dataclass
 class SlotInfo:
-    """A process's place. In Horovod the host's name is a part of it, here it is not: elastic_driver.hosts.SlotInfo."""
+    """A process's place, with its host's name, which elastic_driver.hosts.SlotInfo does not have."""
 
     hostname: str
     rank: int
@@ -47,7 +47,7 @@ class SlotInfo:
     cross_size: int
 
     def to_response_string(self) -> str:
-        """As Horovod's driver tells it to its workers."""
+        """Encode it as Horovod's driver sends it to its workers."""
         order = (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank, self.cross_size)
         return ",".join(map(str, order))
 
@@ -56,13 +56,13 @@ INVALID_SLOT_INFO = SlotInfo("", *[-1] * 6)
 
 
 def parse_host_files(filename: str) -> str:
-    """``host:slots,host:slots`` from a file with lines of the form ``host slots=2``."""
+    """Return ``host:slots,host:slots`` from a file with lines of the form ``host slots=2``."""
     lines = Path(filename).read_text().splitlines()
     return ",".join(f"{line.split()[0]}:{line.split('=')[1].strip()}" for line in lines if line.strip())
 
 
 def parse_hosts_and_slots(hosts: str) -> tuple[list[str], dict[str, int]]:
-    """The names in ``host:slots,host:slots``, and the slots by name. Raises ValueError."""
+    """Return the names in ``host:slots,host:slots``, and name -> slots. Raises ValueError."""
     texts = [text.strip() for text in hosts.split(",")]
     if not all(re.fullmatch(r"[\w.-]+:[0-9]+", text) for text in texts):
         raise ValueError(f"Invalid host input {hosts!r}: it is to be of the form worker-0:2,worker-1:2.")
@@ -71,14 +71,14 @@ def parse_hosts_and_slots(hosts: str) -> tuple[list[str], dict[str, int]]:
 
 
 def parse_hosts(hosts_string: str) -> list[HostInfo]:
-    """Reads ``host:slots,host:slots``. Raises ValueError."""
+    """Parse ``host:slots,host:slots``. Raises ValueError."""
     return [HostInfo.from_string(text) for text in hosts_string.split(",")]
 
 
 def get_host_assignments(
     hosts: Iterable[HostInfo], min_num_proc: int, max_num_proc: int | None = None
 ) -> list[SlotInfo]:
-    """The places of processes on hosts, by rank: all slots, host by host, ``max_num_proc`` at most.
+    """Return the places of processes, in rank order: all slots, host by host, at most ``max_num_proc``.
 
     Raises:
         ValueError: there are fewer slots than ``min_num_proc``.

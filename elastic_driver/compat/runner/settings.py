@@ -1,4 +1,4 @@
-"""``horovod.runner.common.util.settings``: what a launch is asked for, as a value."""
+"""``horovod.runner.common.util.settings``: the settings of a launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["BaseSettings", "Settings"]
 
 @dataclass(eq=False)
 class BaseSettings:
-    """What ``horovodrun`` is asked for, but for the hosts. Nothing here is launched by it."""
+    """The settings of ``horovodrun``, except for the hosts. This project does not use them."""
 
     num_proc: int | None = None
     verbose: int = 0
@@ -32,11 +32,11 @@ class BaseSettings:
 
 
 class Settings(BaseSettings):
-    """With hosts.
+    """The settings of ``horovodrun``, with the hosts.
 
     Args:
         hosts: ``host:slots,host:slots``.
-        **kwargs: the others.
+        **kwargs: the other settings.
     """
 
     def __init__(self, hosts: str | None = None, **kwargs: Any) -> None:

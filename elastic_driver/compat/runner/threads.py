@@ -1,4 +1,4 @@
-"""``horovod.runner.util.threads``: functions in threads of their own."""
+"""``horovod.runner.util.threads``: calls of functions in new threads."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def in_thread(
     daemon: bool = True,  # noqa: FBT001, FBT002 - Horovod's signature
     silent: bool = False,  # noqa: FBT001, FBT002
 ) -> threading.Thread:
-    """Calls a function in a new thread, which has been started.
+    """Call a function in a new thread. Returns the started thread.
 
     Args:
         target: the function.
         args: its arguments.
-        name: of the thread.
-        daemon: whether the process may end before it.
-        silent: whether exceptions are swallowed.
+        name: the thread's name.
+        daemon: whether the process may end before the thread.
+        silent: whether to suppress exceptions.
 
     Raises:
-        ValueError: ``args`` is no tuple.
+        ValueError: ``args`` is not a tuple.
     """
     _check_args(args)
 
@@ -50,19 +50,19 @@ def on_event(
     daemon: bool = True,  # noqa: FBT001, FBT002 - Horovod's signature
     silent: bool = False,  # noqa: FBT001, FBT002
 ) -> threading.Thread:
-    """Calls a function once an event is set, in a thread that waits for it.
+    """Call a function once an event is set, in a new thread that waits for the event. Returns the thread.
 
     Args:
-        event: what is waited for.
+        event: the event.
         func: the function.
         args: its arguments.
-        stop: ends the thread, if it is set first.
-        check_stop_interval_s: how often ``stop`` is looked at.
-        daemon: whether the process may end before the thread; without that there must be a ``stop``.
-        silent: whether exceptions are swallowed.
+        stop: ends the thread without the call, if it is set first.
+        check_stop_interval_s: how often to check ``stop``, seconds.
+        daemon: whether the process may end before the thread. If not, ``stop`` is required.
+        silent: whether to suppress exceptions.
 
     Raises:
-        ValueError: arguments of the wrong kind.
+        ValueError: ``event`` is None, ``args`` is not a tuple, or ``stop`` is missing.
     """
     if event is None:
         raise ValueError("Event must not be None")
@@ -86,13 +86,19 @@ def execute_function_multithreaded(
     block_until_all_done: bool = True,  # noqa: FBT001, FBT002 - Horovod's signature
     max_concurrent_executions: int = 1000,
 ) -> dict[int, Any] | None:
-    """Calls a function with each of some arguments, in several threads.
+    """Call a function once for each tuple of arguments in a list, in several threads.
+
+    Args:
+        fn: the function.
+        args_list: the arguments of each call.
+        block_until_all_done: whether to wait for all calls.
+        max_concurrent_executions: the limit of threads.
 
     Returns:
-        What came of each, by its place in the list; None when the calls are not waited for.
+        Index in the list -> result; None without waiting.
 
     Raises:
-        RuntimeError: one of the calls has failed. Only when they are waited for.
+        RuntimeError: a call has failed. Only with waiting.
     """
     left: queue.SimpleQueue[tuple[int, Sequence[Any]]] = queue.SimpleQueue()
     for numbered in enumerate(args_list):

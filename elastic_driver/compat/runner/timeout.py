@@ -1,4 +1,4 @@
-"""``horovod.runner.common.util.timeout``: a time limit that several steps share."""
+"""``horovod.runner.common.util.timeout``: a time limit shared by several steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Timeout", "TimeoutException"]
 
 
 class TimeoutException(Exception):
-    """The time is up."""
+    """The time limit has passed."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -16,11 +16,11 @@ class TimeoutException(Exception):
 
 
 class Timeout:
-    """A limit that runs from now on.
+    """A time limit that starts now.
 
     Args:
         timeout: seconds.
-        message: of the error; ``{activity}`` in it stands for what was waited for.
+        message: the error's message; ``{activity}`` in it is replaced by the step that timed out.
     """
 
     def __init__(self, timeout: float, message: str) -> None:
@@ -28,15 +28,15 @@ class Timeout:
         self._end = time.monotonic() + timeout
 
     def remaining(self) -> float:
-        """Seconds left, 0 at least."""
+        """Return the time left, seconds; at least 0."""
         return max(0, self._end - time.monotonic())
 
     def timed_out(self) -> bool:
-        """Whether the time is up."""
+        """Return whether the time limit has passed."""
         return time.monotonic() > self._end
 
     def check_time_out_for(self, activity: str) -> None:
-        """Raises TimeoutException, which names the activity, if the time is up."""
+        """Raise TimeoutException, which names the activity, if the time limit has passed."""
         if self.timed_out():
             text = self._message.format(activity=activity).rstrip().removesuffix(".")
             raise TimeoutException(f"{text}. Timeout after {self._timeout} seconds.")

@@ -1,4 +1,4 @@
-"""``horovod.runner.common.util.tiny_shell_exec``: what a command says."""
+"""``horovod.runner.common.util.tiny_shell_exec``: the output of a shell command."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["execute"]
 
 
 def execute(command: str, env: Mapping[str, str] | None = None) -> tuple[str, int] | None:
-    """Runs a command in a shell: what it says, on both streams together, and its exit code.
+    """Run a command in a shell.
 
     Args:
-        command: for ``/bin/sh``.
-        env: all variables; those of this process by default.
+        command: a command line for ``/bin/sh``.
+        env: its whole environment; by default this process's.
 
     Returns:
-        None when it cannot be run.
+        Its output, with standard output and standard error merged, and its exit code; None if it cannot be run.
     """
     try:
         done = subprocess.run(

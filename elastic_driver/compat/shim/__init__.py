@@ -1,1 +1,1 @@
-"""A folder for PYTHONPATH: what is in it can be imported by the name it has here."""
+"""A folder for PYTHONPATH: its packages become top-level packages."""

@@ -1,7 +1,8 @@
 """Hosts from the pods of a Kubernetes cluster, found through its API: KubernetesDiscovery.
 
-Owns which lists are watched, and when the driver is notified of changes. :mod:`~elastic_driver.discovery.kubernetes.pods`
-decides which pods are hosts, and :mod:`~elastic_driver.discovery.kubernetes.reflector` keeps a list up to date.
+Owns which lists are watched, and when the driver is notified of changes. Which pods are hosts is decided in
+:mod:`~elastic_driver.discovery.kubernetes.pods`, and :mod:`~elastic_driver.discovery.kubernetes.reflector` keeps a list
+up to date.
 """
 
 from __future__ import annotations

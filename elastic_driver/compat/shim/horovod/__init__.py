@@ -1,4 +1,4 @@
-"""Stands in for Horovod in workers of elasticrun. When Horovod is installed, it gives way to it.
+"""A stand-in for Horovod in elasticrun's workers, which is replaced by Horovod where that is installed.
 
 This module is never left in ``sys.modules``: by the end of its import, either the installed Horovod or the forwarding
 package of :mod:`elastic_driver.compat` is there in its place.
@@ -11,7 +11,7 @@ def _give_way() -> None:
     try:
         from elastic_driver.compat.finder import load_in_place
     except ImportError as error:
-        # Another Python than elasticrun's, which does not have this package: no Horovod, so the usual error.
+        # A Python other than elasticrun's, without this package: without Horovod, too, the usual error is raised.
         raise ModuleNotFoundError(
             "No module named 'horovod' (and elastic_driver, which would stand in for it, cannot be imported by this "
             "Python: " + str(error) + ")",
