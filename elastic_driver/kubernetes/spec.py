@@ -281,7 +281,10 @@ class _Reader:
             raise SpecError(f"{self.at}.{name} {str(value)[:40]!r} is not one of {', '.join(kind)}") from None
 
     def template(self) -> Mapping[str, Any]:
-        """Return a pod template. Only the parts to which the controller adds are checked; the API server checks the rest."""
+        """Return a pod template. Only the parts to which the controller adds something are checked here.
+
+        The API server checks the rest.
+        """
         template = self.reader("template")
         template.reader("metadata").objects("labels", "annotations")
         pod = template.reader("spec")

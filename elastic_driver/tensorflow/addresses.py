@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def checked_address(address: str) -> str:
-    """The address of a server, as it was given.
+    """Check the address of a server, and return it unchanged.
 
     Raises:
         ValueError: it is not "host:port", or "[IPv6]:port".

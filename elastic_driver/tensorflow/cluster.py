@@ -50,7 +50,7 @@ class Cluster:
         self._schedule = Schedule[Any](addresses, capacity=private.QUEUE_SIZE)
         self._shared = Shared(self._schedule)
         self._lock = self._shared.lock
-        self._put = threading.Lock()  # nobody puts a closure while somebody waits for all of them
+        self._put = threading.Lock()  # held to put a closure, and to wait for all closures
         self._probes = Probes()
         self._runtime = RuntimeCluster(self._shared, self._probes, definition, worker_timeout_s)
         self._threads = WorkerThreads(self._shared, self._probes, self._runtime, Judge(len(addresses)))
@@ -67,7 +67,7 @@ class Cluster:
         value = closure.build_output_remote_value()
         with self._put, self._lock:
             self._shared.check_open()
-            # A closure queued while an error is being raised elsewhere would be cancelled silently.
+            # A closure queued while an error is being raised elsewhere would be canceled silently.
             while (self._schedule.is_full or self._schedule.is_raising) and not self._shared.is_closed:
                 self._shared.room.wait()
             self._schedule.put(closure)
@@ -89,12 +89,12 @@ class Cluster:
             return self._schedule.is_done
 
     def create(self, recipe: Recipe, kind: type[ElasticValues]) -> ElasticValues:
-        """Create a value on each worker, and on each that joins later while the values are referenced."""
+        """Create a value on each worker, and on workers that join later while the values are referenced."""
         with self._lock:
             return self._shared.create(recipe, kind)
 
     def is_for_others(self, address: str) -> bool:
-        """Whether a parameter server, or this process, has this address."""
+        """Return whether a parameter server, or this process, has this address."""
         return address in self._runtime.others
 
     @property
@@ -156,9 +156,10 @@ class Cluster:
         """Remove a worker; see ``ElasticClusterCoordinator.remove_worker``.
 
         Args:
-            address: of its server.
+            address: the address of its server.
             timeout_s: how long it may take to finish its closure, seconds.
-            forget: whether its server is about to end: the runtime then forgets it as well, before this returns.
+            forget: whether its server is about to end: then it is also removed from the runtime's cluster before this
+                returns.
         """
         with self._lock:
             self._shared.check_open()
@@ -175,11 +176,11 @@ class Cluster:
             manager = worker.manager
         if not stopped:
             self._threads.end(worker, manager)
-            # The runtime waits for a server that hangs, in whatever thread has to do with what was there.
+            # Otherwise the runtime would wait for a hung server in any thread that uses or frees its values.
             forget = forget or not self._probes.ask((address,), TELLING_S)
         with self._lock:
             freed = [] if member.phase is not Phase.STOPPED else self._shared.let_go(member.index)
-        freed.clear()  # the runtime frees what they stand for: not under the lock
+        freed.clear()  # not under the lock: the runtime frees the values on the server
         if forget:
             with self._lock:
                 if member.phase is Phase.STOPPED and member.belongs:
@@ -209,7 +210,7 @@ class Cluster:
                 self._shared.workers[index].manager.start_cancel()
             while self._schedule.in_hand:
                 self._shared.idle.wait()
-        except BaseException:  # Ctrl-C: the error is raised when somebody asks next
+        except BaseException:  # Ctrl-C: the next call raises the error
             self._schedule.postpone_raising()
             for condition in (self._shared.work, self._shared.idle, self._shared.room):
                 condition.notify_all()

@@ -1,4 +1,4 @@
-"""Cluster specs with one task more, or one less."""
+"""Cluster specs with one task added or removed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from elastic_driver.tensorflow.addresses import checked_address
 
 
 def add_task(spec: tf.train.ClusterSpec, job: str, address: str) -> tf.train.ClusterSpec:
-    """The spec with another task, whose index is the one after the highest.
+    """Return a spec with one more task, whose index is one above the highest.
 
     Args:
-        spec: of the cluster; it stays as it is.
-        job: such as "worker".
+        spec: the cluster's spec; stays unchanged.
+        job: the task's job, such as "worker".
         address: "host:port".
 
     Raises:
-        ValueError: the job has a task with this address, or this is no address.
+        ValueError: the job has a task with this address already, or the address is invalid.
     """
     jobs = _jobs(spec)
     tasks = jobs.setdefault(job, {})
@@ -28,11 +28,11 @@ def add_task(spec: tf.train.ClusterSpec, job: str, address: str) -> tf.train.Clu
 
 
 def remove_task(spec: tf.train.ClusterSpec, job: str, address: str) -> tf.train.ClusterSpec:
-    """The spec without one task. All others keep their indices.
+    """Return a spec without one task. The other tasks keep their indices.
 
     Args:
-        spec: of the cluster; it stays as it is.
-        job: such as "worker".
+        spec: the cluster's spec; stays unchanged.
+        job: the task's job, such as "worker".
         address: "host:port".
 
     Raises:

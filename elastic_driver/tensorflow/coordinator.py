@@ -137,7 +137,7 @@ class ElasticClusterCoordinator(ClusterCoordinator):  # type: ignore[misc]
 
         Args:
             address: of its server.
-            timeout_s: how long it may take to finish the closure, seconds; then that is cancelled, and another worker
+            timeout_s: how long it may take to finish the closure, seconds; then that is canceled, and another worker
                 runs it again from its beginning. None for no limit.
 
         Returns:
@@ -149,7 +149,7 @@ class ElasticClusterCoordinator(ClusterCoordinator):  # type: ignore[misc]
         return _info(self._cluster.remove(address, timeout_s))
 
     def workers(self) -> tuple[WorkerInfo, ...]:
-        """Return all workers, by index. Stopped ones are forgotten at the next change of the cluster."""
+        """Return all workers, by index. Stopped ones are forgotten at the next update of the cluster."""
         return tuple(_info(member) for member in self._cluster.members() if member.phase is not Phase.JOINING)
 
     def follow(

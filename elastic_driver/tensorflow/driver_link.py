@@ -1,6 +1,7 @@
-"""The chief's link to its driver: which servers there are, whenever that changes.
+"""The chief's link to its driver, which sends the list of servers whenever it changes.
 
-Owns the requests of this process. Gives levels, not edges: each answer is the whole list. Imports no TensorFlow.
+Owns the requests of this process. Level-triggered, not edge-triggered: each answer is the whole list. Does not import
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ _PAUSE_S = 1.0
 
 
 class DriverLink:
-    """See above. May be used by several threads.
+    """The chief's link to its driver. Thread-safe.
 
     Args:
-        client: asks the driver.
+        client: sends requests to the driver.
     """
 
     def __init__(self, client: RendezvousClient) -> None:
         self._client = client
         self._closed = threading.Event()
-        self._lock = threading.Lock()  # guards the one below
+        self._lock = threading.Lock()  # guards the field below
         self._left: dict[str, None] = {}
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self | None:
-        """That of this process; None when it is no chief of elasticrun.
+        """Create the link of this process; None if it is not elasticrun's chief.
 
         Raises:
-            SettingsError: it is one, and the variables are not as elasticrun sets them.
+            SettingsError: it is the chief, but its variables are not as elasticrun sets them.
         """
         environ = os.environ if environ is None else environ
         credential = Credential.of_chief(environ)
@@ -52,19 +53,19 @@ class DriverLink:
         return cls(RendezvousClient(url, credential, owner=Owner(environ.get(ENV_OWNER, ""))))
 
     def wait(self, after_version: int, wait_s: float = 30.0) -> Servers | None:
-        """Blocks until there are other servers than those of a version, or for about ``wait_s``.
+        """Block until the list of servers is newer than a version, or for about ``wait_s``.
 
-        What it takes to reach the driver is tried again for as long as that takes.
+        An unreachable driver is retried for as long as it takes.
 
         Args:
-            after_version: of the last answer; 0 for the first.
-            wait_s: how long, seconds; 30 at most.
+            after_version: the version of the last answer; 0 for the first.
+            wait_s: the limit of the wait, seconds; at most 30.
 
         Returns:
-            All servers; None when there were no others.
+            All servers; None if there is no newer list.
 
         Raises:
-            RendezvousClosedError: this process is the job's chief no more, or the link is closed.
+            RendezvousClosedError: this process is no longer the job's chief, or the link is closed.
         """
         while not self._closed.is_set():
             try:
@@ -76,21 +77,21 @@ class DriverLink:
         raise RendezvousClosedError("cannot ask the driver: this link is closed")
 
     def left(self, address: str) -> None:
-        """Says that a worker was taken out, and gets no closures any more: its server is stopped, if it is to leave.
+        """Report that a worker was removed, and gets no more closures. The driver stops its server if it is to leave.
 
-        Told with the next request too, where it cannot be told now.
+        If the report cannot be sent now, it is sent with the next request.
         """
         with self._lock:
             self._left[address] = None
         try:
             self._ask(-1, 0.0)
         except RendezvousClosedError:
-            return  # nobody waits for it any more
+            return  # the job no longer needs it
         except RendezvousError:
-            return  # the next request says it again
+            return  # the next request repeats it
 
     def close(self) -> None:
-        """Ends every call, also those blocked in other threads, with RendezvousClosedError. Idempotent."""
+        """End all calls, also those blocked in other threads, with RendezvousClosedError. Idempotent."""
         self._closed.set()
         self._client.close()
 

@@ -1,7 +1,7 @@
-"""What an error of a closure means: whose fault it is, and whether the closure is to run again.
+"""The classification of closures' errors: which process is at fault, and whether to run the closure again.
 
-Owns TensorFlow's rules for that, as its own coordinator has them, and their two tolerances. Pure, but for the
-environment that is read when it is made.
+Owns the rules of TensorFlow's own coordinator, and their two tolerances. Pure, except that the constructor reads the
+environment.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from elastic_driver.tensorflow.private import JUDGED, failed_parameter_servers, 
 
 
 class Verdict(enum.Enum):
-    """What becomes of a closure that has failed."""
+    """The consequence of a closure's error."""
 
-    AGAIN = enum.auto()  # it runs again, anywhere
-    LOST = enum.auto()  # so it does, and its worker is lost
-    FAILED = enum.auto()  # its error is the script's
+    AGAIN = enum.auto()  # the closure runs again, on any worker
+    LOST = enum.auto()  # likewise, and its worker is lost
+    FAILED = enum.auto()  # the error is raised in the script
 
 
 class Judge:
-    """See above. To be used under a lock.
+    """Classifies the errors of closures. Not thread-safe: use it under a lock.
 
     Args:
-        workers: how many there are at first.
+        workers: the initial number of workers.
     """
 
     def __init__(self, workers: int) -> None:
@@ -37,11 +37,11 @@ class Judge:
         self._timeouts = 0
 
     def judge(self, error: BaseException, *, cancelled: bool) -> Verdict:
-        """What this error of a closure means.
+        """Classify an error of a closure.
 
         Args:
-            error: of it.
-            cancelled: whether it was told to end.
+            error: the error.
+            cancelled: whether the closure was canceled.
         """
         if not isinstance(error, JUDGED):
             return Verdict.FAILED
@@ -49,7 +49,7 @@ class Judge:
             return Verdict.AGAIN
         servers = failed_parameter_servers(error)
         if servers and self._ps_limit > 0:
-            # A worker that has lost its way to one for a moment says the same as when that one is gone.
+            # A worker reports the same error for a short network failure as for a dead parameter server.
             self._ps_failures.update(servers)
             if all(self._ps_failures[server] < self._ps_limit for server in servers):
                 return Verdict.AGAIN
@@ -58,6 +58,6 @@ class Judge:
             if self._timeouts < self._timeout_limit:
                 return Verdict.AGAIN
         if isinstance(error, tf.errors.CancelledError) and "/job:" in str(error):
-            # What a lost connection between a worker and a parameter server makes of the steps that used it.
+            # The error of steps that used a lost connection between a worker and a parameter server.
             return Verdict.AGAIN
         return Verdict.LOST if is_worker_failure(error) else Verdict.FAILED

@@ -1,7 +1,7 @@
-"""Following a listing of servers: workers are added and removed until those that run are those that are listed.
+"""Following a source of listings: workers are added and removed until the running ones are the listed ones.
 
-Owns who is being added or removed at present: one thread an address, so that one that does not answer, or has a long
-closure in hand, holds nobody up. Knows nothing of TensorFlow: what has the workers is a protocol here.
+Owns the threads that add and remove workers: one per address, so that a server that does not answer, or a worker with a
+long closure, delays no other. Knows nothing of TensorFlow: the cluster is a protocol here.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from elastic_driver.tensorflow.listings import Ended, Leave, Listing, Source
 
 _log = logging.getLogger(__name__)
 
-# How long a server may take to answer, in one try of many.
+# How long a server may take to answer in one try, seconds; tries are repeated.
 _ADD_S = 30.0
-# After an error, until the next try.
+# The shortest and longest pause after an error, seconds.
 _PAUSE_S = (1.0, 30.0)
-# So long before its machine is gone a worker's closure is cancelled, to be run again elsewhere.
+# How long before its machine is gone a worker's closure is canceled, to run again elsewhere, seconds.
 _LAST_MOMENT_S = 1.0
 
 
 class Workers(Protocol):
-    """Who has the workers."""
+    """The cluster that has the workers."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has ended."""
+        """Whether the cluster is closed."""
 
     def addresses(self) -> frozenset[str]:
-        """Of the workers that are not stopped."""
+        """Return the addresses of the workers that are neither stopped nor stopping."""
 
     def add(self, address: str, timeout_s: float) -> Any:
-        """Adds one. Raises TimeoutError: it does not answer."""
+        """Add a worker. Raises TimeoutError if its server does not answer."""
 
     def remove(self, address: str, timeout_s: float | None, *, forget: bool) -> Any:
-        """Removes one, whose server is about to go. Raises ValueError: there is none."""
+        """Remove a worker, whose server is about to end with ``forget``. Raises ValueError if there is none."""
 
 
 class Following:
-    """See above. Ends with :meth:`close`, or with what has the workers. A context manager, too.
+    """Follows a source of listings, until :meth:`close` or the end of the cluster. Also a context manager.
 
     Args:
-        workers: has them.
-        source: tells the servers.
-        drain_timeout_s: how long a worker that is to leave may take to end its closure, where nobody says.
-        left: told of each that was listed as leaving, when it takes no closures any more.
+        workers: the cluster.
+        source: lists the servers.
+        drain_timeout_s: how long a leaving worker may take to finish its closure, unless the listing says, seconds.
+        left: called with the address of each worker that was listed as leaving, once it takes no more closures.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class Following:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._listing: Listing | None = None
-        self._said: set[str] = set()  # of those that are listed as leaving: that they have left
-        self._keepers: dict[str, threading.Event] = {}  # wakes a keeper that pauses
-        self._unkept: deque[str] = deque()  # those that no thread could be started for
+        self._said: set[str] = set()  # listed as leaving, and reported by ``left``
+        self._keepers: dict[str, threading.Event] = {}  # address -> wakes its thread from a pause
+        self._unkept: deque[str] = deque()  # addresses for which no thread could be started
         self._thread = threading.Thread(target=self._run, name="elastic-tf-follow", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Follows no more; the workers stay as they are. Does not wait for who is being added or removed."""
+        """Stop following; the workers stay as they are. Does not wait for additions and removals in progress."""
         self._stop.set()
         with self._lock:
             for wake in self._keepers.values():
@@ -135,7 +135,7 @@ class Following:
                 _log.warning("no thread can be started for %d workers: others see to them later", len(self._unkept))
 
     def _start_keeper(self, address: str) -> bool:
-        """Under the lock. Returns whether there could be a thread for it."""
+        """Start the thread of an address. Under the lock. Returns False if the machine lacks the resources."""
         wake = threading.Event()
         try:
             threading.Thread(
@@ -158,7 +158,7 @@ class Following:
         return address in listing and listing[address] is None
 
     def _keep(self, address: str, wake: threading.Event) -> None:
-        """Adds and removes until it is as wanted; then sees to another that no thread could be started for."""
+        """Add or remove the worker of an address as wanted, then those of addresses without a thread of their own."""
         pause = _PAUSE_S[0]
         while True:
             with self._lock:
@@ -179,7 +179,7 @@ class Following:
             except Exception as error:
                 if self._is_over:
                     continue
-                # One that does not answer yet is nothing to worry about: it is listed, so it is about to come.
+                # A server that does not answer yet is no reason to warn: it is listed, so it is about to start.
                 level = logging.INFO if isinstance(error, TimeoutError) else logging.WARNING
                 _log.log(level, "worker %s: %s", address, str(error).partition("\n")[0])
                 wake.wait(pause)
@@ -195,7 +195,7 @@ class Following:
         try:
             self._workers.remove(address, limit, forget=True)
         except ValueError:
-            pass  # it has gone by itself, or never came
+            pass  # it was removed by another call, or never added
         else:
             _log.info("worker %s left after %.1f s", address, time.monotonic() - began)
         if leave is not None:

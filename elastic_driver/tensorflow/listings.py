@@ -1,7 +1,7 @@
-"""Where a coordinator hears of its workers' servers: any source of hosts, as levels of addresses.
+"""Listings of a coordinator's servers, from any source of hosts.
 
-Owns what a host means here: a server on each of its slots, on ports that follow each other. Knows nothing of
-TensorFlow, and of what is done with a listing.
+Owns the mapping of hosts to servers: one server per slot, on consecutive ports. Each listing is complete, so there are
+no events of change. Knows nothing of TensorFlow, and of the use of a listing.
 """
 
 from __future__ import annotations
@@ -25,52 +25,52 @@ from elastic_driver.tensorflow.driver_link import DriverLink
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A server that is there still, and is to be left.
+    """The announced departure of a server that is still running.
 
     Attributes:
-        within_s: how long its closure may take; None when nobody has said.
+        within_s: how long its closure may take, seconds; None if unknown.
     """
 
     within_s: float | None = None
 
 
 Listing = Mapping[str, Leave | None]
-"""All servers there are: address -> None, or that it is about to go."""
+"""All servers: address -> None, or its announced departure."""
 
 
 class Ended(Exception):
-    """Nobody tells of servers any more."""
+    """The source will not list servers any more."""
 
 
 class Source(Protocol):
-    """Tells the servers. Used by one thread."""
+    """A source of listings. Used by one thread."""
 
     def next(self, stop: threading.Event) -> Listing | None:
-        """All servers now. Blocks until there is reason to look again, or it is to stop; None for no news.
+        """Return the next listing. Blocks until the servers may have changed, or ``stop`` is set; None for no news.
 
         Raises:
-            Ended: there will be no answer any more.
-            Exception: there is none now.
+            Ended: there will be no more listings.
+            Exception: no listing is available now.
         """
 
     def close(self) -> None:
-        """It is not asked any more."""
+        """Close the source."""
 
 
 class Finder(Protocol):
-    """What can be asked for hosts: any object with Horovod's method."""
+    """An object with Horovod's method."""
 
     def find_available_hosts_and_slots(self) -> Mapping[str, int | Host]:
-        """Host name -> slots, or the host with its labels."""
+        """Return host name -> slots, or the host with its labels."""
 
 
 class FinderSource:
-    """Asks an object again and again.
+    """Polls an object.
 
     Args:
         finder: the object.
-        port: of the first server on each host; None where the object's names are addresses themselves.
-        interval_s: between an answer and the next question.
+        port: the port of the first server on each host; None if the object's names are addresses.
+        interval_s: the pause between an answer and the next request, seconds.
     """
 
     def __init__(self, finder: Finder, *, port: int | None, interval_s: float) -> None:
@@ -90,15 +90,15 @@ class FinderSource:
         return servers_of((as_host(str(name), value) for name, value in found.items()), (), self._port)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to close."""
 
 
 class AsyncSource:
-    """Follows one of the driver's own sources, on an event loop of the thread that asks.
+    """Uses one of the driver's own sources, on an event loop in the calling thread.
 
     Args:
         discovery: the source.
-        port: of the first server on each host.
+        port: the port of the first server on each host.
     """
 
     def __init__(self, discovery: HostDiscovery, *, port: int) -> None:
@@ -121,16 +121,16 @@ class AsyncSource:
         return servers_of(hosts, self._discovery.departures(), self._port)
 
     def close(self) -> None:
-        """Ends what the source has left running."""
+        """End the source's tasks."""
         with contextlib.suppress(RuntimeError):
             self._runner.close()
 
 
 class LinkSource:
-    """Asks the driver, as the chief of a job of elasticrun.
+    """Gets the servers from the driver, in the chief of a job of elasticrun.
 
     Args:
-        link: to the driver.
+        link: the link to the driver.
     """
 
     def __init__(self, link: DriverLink) -> None:
@@ -149,20 +149,20 @@ class LinkSource:
         return {one.address: Leave(one.leave_within_s) if one.leaving else None for one in servers.workers}
 
     def close(self) -> None:
-        """Ends the link."""
+        """Close the link."""
         self._link.close()
 
 
-# How long a source may say nothing until the end of the following is looked for.
+# How long a source may block until the caller checks whether to stop, seconds.
 _LOOK_S = 1.0
 _LINK_S = 10.0
 
 
 def servers_of(hosts: Iterable[Host], departures: Iterable[Departure], port: int) -> dict[str, Leave | None]:
-    """The servers of hosts: one a slot, from ``port`` (or the host's label ``port=N``) on.
+    """Return the servers of hosts: one per slot, on ports from ``port`` (or the host's label ``port=N``) upwards.
 
     Raises:
-        SettingsError: a port cannot be.
+        SettingsError: a port is invalid.
     """
     leaves = {departure.hostname: Leave(departure.within_s) for departure in departures}
     servers: dict[str, Leave | None] = {}
@@ -180,10 +180,10 @@ def _label(host: Host, key: str) -> str:
 
 
 def as_source(discovery: Any, *, port: int | None, interval_s: float) -> Source:
-    """What tells the servers, of whatever was given: an object, a script, one of the driver's own sources.
+    """Return a source for the given discovery: an object, a script, or one of the driver's own sources.
 
     Raises:
-        SettingsError: it is none of these, or ``port`` is needed, or there is no such script.
+        SettingsError: the discovery is of another kind, ``port`` is missing, or the script does not exist.
     """
     if port is not None and not 0 < port < 65536:
         raise SettingsError(f"{port} is not a port")
@@ -212,20 +212,20 @@ def pods(
     timeout_s: float = 10.0,
     departure_taints: Iterable[str] = (),
 ) -> HostDiscovery:
-    """The pods with these labels, for ``follow``: they are watched, and those that are about to go are drained.
+    """Return a discovery for ``follow`` that watches the pods with these labels, and drains those about to leave.
 
-    Needs ``elastic_driver[kubernetes]``, and the right to get, list and watch pods (and nodes, for taints).
+    Needs ``elastic_driver[kubernetes]``, and permission to list and watch pods (and nodes, for taints).
 
     Args:
-        selector: of labels, as in "app=train".
-        namespace: of the pods; None for this one's.
+        selector: a label selector, such as "app=train".
+        namespace: of the pods; None for the default namespace: this pod's, or the kubeconfig's.
         names: which of a pod's names is the host in its address: "ip", "dns", "hostname" or "pod".
-        slots: servers in each pod.
-        timeout_s: how long the API may take to answer.
-        departure_taints: keys of taints that mean a departure, beside those that are known.
+        slots: the number of servers in each pod.
+        timeout_s: the limit of an answer of the API, seconds.
+        departure_taints: further keys of taints that announce a departure, besides the well-known ones.
 
     Raises:
-        SettingsError: one of these cannot be.
+        SettingsError: an argument is invalid.
     """
     from elastic_driver.discovery.kubernetes.pods import Reading
     from elastic_driver.discovery.kubernetes.source import KubernetesDiscovery

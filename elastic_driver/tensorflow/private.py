@@ -1,9 +1,8 @@
-"""What is used of TensorFlow that is not public: all of it stands here, and is checked when this is imported.
+"""All use of TensorFlow's private API, which is checked when this module is imported.
 
-Owns the words of ``tensorflow.python`` that the elastic coordinator needs, and two changes to them: which cancellation
-manager a function runs under is known for each thread, where TensorFlow knows one for the process
-(:func:`cancelled_by`), and no function is traced while the cluster changes (:func:`update_server_def`). Tried with
-TensorFlow 2.21.
+Owns the names of ``tensorflow.python`` that the elastic coordinator needs, and two changes to them: each thread has its
+own current cancellation manager, where TensorFlow has one per process (:func:`cancelled_by`), and no function is traced
+while the cluster is updated (:func:`update_server_def`). Tested with TensorFlow 2.21.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ CancellationManager = cancellation.CancellationManager
 
 QUEUE_SIZE: int = stock._CLOSURE_QUEUE_MAX_SIZE
 
-# What may be an error of a worker, and not of what it runs.
+# The errors that may be a worker's fault, not its closure's.
 JUDGED = (tf.errors.OpError, ClosureInputError, ClosureAbortedError, TypeError)
 
 
 class _Managers:
-    """What closures ask for a cancellation manager when they are made: theirs is that of the thread that runs them."""
+    """A stand-in for the cancellation manager of closures: a closure uses that of the thread that runs it instead."""
 
     @staticmethod
     def get_cancelable_function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,9 +53,9 @@ _MANAGERS = _Managers()
 
 
 def concrete(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The function as it is for these arguments; what is no tf.function stays as it is.
+    """Return the concrete function for these arguments; a function other than a tf.function is returned unchanged.
 
-    TensorFlow takes what is per worker as worker 0 has it, who may be gone.
+    TensorFlow itself would trace it with the per-worker values of worker 0, which may have left.
     """
     if not isinstance(function, polymorphic_function.Function):
         return function
@@ -74,16 +73,16 @@ def _spec(value: Any) -> Any:
 
 
 class ByIndex:
-    """Is of values that are by index."""
+    """The base class of this package's per-worker values."""
 
     element_type: Any = None
 
 
 class _Returned(stock.RemoteValueImpl):  # type: ignore[misc]
-    """What a scheduled function has returned: nobody sees it before it is in this process.
+    """The result of a scheduled function, copied to this process before it becomes available.
 
-    Otherwise its worker could be lost between the end of the function and the copy, and who fetches it would get the
-    error instead of the worker's thread.
+    Otherwise its worker could be lost between the end of the function and the copy, and the caller that fetches the
+    result would get the error instead of the worker's thread.
     """
 
     def _set_values(self, tensors: Any) -> None:
@@ -91,7 +90,7 @@ class _Returned(stock.RemoteValueImpl):  # type: ignore[misc]
         with self._has_fetched_to_local_lock:
             self._fetched_tensors = self._copy_to_local()
             self._has_fetched_to_local = True
-        self._values = None  # what is on the worker is needed no more
+        self._values = None  # the tensors on the worker are no longer needed
         super()._set_values(None)
 
 
@@ -105,18 +104,18 @@ class Closure(stock.Closure):  # type: ignore[misc]
         super().__init__(concrete(function, args, kwargs), _MANAGERS, args=args, kwargs=kwargs)
 
     def build_output_remote_value(self) -> Any:
-        """What stands for what it will have returned."""
+        """Create the remote value of its result."""
         value = _Returned(None, self._output_type_spec)
         self._output_remote_value_ref = weakref.ref(value)
         return value
 
     def set_error(self, error: BaseException) -> None:
-        """Who waits for what it returns gets this error."""
+        """Raise this error in callers that wait for its result."""
         self.maybe_call_with_output_remote_value(lambda value: value._set_error(error))
 
 
 class ResourceClosure(stock.ResourceClosure):  # type: ignore[misc]
-    """A function that makes something on one worker."""
+    """A function that creates a value on one worker."""
 
     def __init__(self, function: Any, args: Sequence[Any] | None, kwargs: dict[str, Any] | None) -> None:
         args, kwargs = tuple(args or ()), dict(kwargs or {})
@@ -124,54 +123,54 @@ class ResourceClosure(stock.ResourceClosure):  # type: ignore[misc]
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody still holds what it makes."""
+        """Whether its value is still referenced."""
         return self._output_remote_value_ref is not None and self._output_remote_value_ref() is not None
 
     def set_error(self, error: BaseException) -> None:
-        """Who waits for what it makes gets this error."""
+        """Raise this error in callers that wait for its value."""
         self.maybe_call_with_output_remote_value(lambda value: value._set_error(error))
 
 
 class VariableClosure(ResourceClosure):
-    """A function that makes a variable on one worker."""
+    """A function that creates a variable on one worker."""
 
     def _init_remote_value(self) -> Any:
         return RemoteVariable(self, self._output_type_spec)
 
 
 def set_aborted(value: Any, error: BaseException) -> None:
-    """What was made on a worker is gone with its server. It may be made again."""
+    """Mark a value as lost with its worker's server. It may be created again."""
     value._set_aborted(ClosureAbortedError(error))
 
 
 def is_function(function: Any) -> bool:
-    """Whether it can be scheduled."""
+    """Return whether this is a tf.function or a concrete function."""
     return isinstance(function, (polymorphic_function.Function, concrete_function.ConcreteFunction))
 
 
 def has_resources(coordinator: Any) -> bool:
-    """Whether something was made on the workers of a coordinator of TensorFlow's, or is scheduled there."""
+    """Return whether one of TensorFlow's own coordinators has per-worker values or unfinished closures."""
     cluster = coordinator._cluster
     return any(worker._resource_remote_value_refs for worker in cluster.workers) or not cluster.done()
 
 
 def is_worker_failure(error: BaseException) -> bool:
-    """Whether TensorFlow takes it for the loss of a worker."""
+    """Return whether TensorFlow considers an error the failure of a worker."""
     return bool(stock._is_worker_failure(error))
 
 
 def failed_parameter_servers(error: BaseException) -> frozenset[int]:
-    """The parameter servers that TensorFlow takes for lost, if it is that; nobody for other errors."""
+    """Return the indices of the parameter servers whose failure TensorFlow sees in an error; empty for other errors."""
     return frozenset(stock._extract_failed_ps_instances(str(error))) if stock._is_ps_failure(error) else frozenset()
 
 
 def iterator_type(strategy: Any, dataset_fn: Any) -> Any:
-    """The type of an iterator of the dataset that a concrete function returns."""
+    """Return the type of an iterator of the dataset that a concrete function returns."""
     return input_lib.get_iterator_spec_from_dataset(strategy, dataset_fn.structured_outputs)
 
 
 def dataset_type(dataset_fn: Any) -> Any:
-    """The type of the dataset that a concrete function returns."""
+    """Return the type of the dataset that a concrete function returns."""
     return dataset_fn.structured_outputs._type_spec
 
 
@@ -179,7 +178,7 @@ def dataset_type(dataset_fn: Any) -> Any:
 
 
 def server_def() -> Any:
-    """A copy of the cluster as the runtime has it (a ``ServerDef``)."""
+    """Return a copy of the runtime's cluster (a ``ServerDef``)."""
     now = context.get_server_def()
     copy = type(now)()
     copy.CopyFrom(now)
@@ -187,18 +186,18 @@ def server_def() -> Any:
 
 
 def update_server_def(new: Any) -> None:
-    """Tells the runtime of another cluster. Blocks until all in it have answered, or one has refused.
+    """Update the runtime's cluster. Blocks until all its servers have answered, or one has failed.
 
-    Two at once would crash the process. Functions that are traced meanwhile wait: the runtime tells all servers of
-    each, and would fail at one that leaves just then.
+    Two updates at a time would crash the process. The tracing of functions waits meanwhile: the runtime sends each
+    function to all servers, and would fail at a server that is just leaving.
     """
     with _cluster_or_functions:
         context.context().update_server_def(new)
 
 
-# Taken while the cluster changes, and while a function is made known or forgotten. That may be the garbage collector's
-# doing, in any thread. Also while somebody asks if a server is alive: the runtime would look for it in a cluster that
-# is being replaced, and crash.
+# Held while the cluster is updated, and while a function is registered or removed, which the garbage collector may do
+# in any thread. Also held for a query whether a server is alive: the runtime would look it up in a cluster that is
+# being replaced, and crash.
 _cluster_or_functions = threading.RLock()
 
 
@@ -212,10 +211,10 @@ def _alone(method: Any) -> Any:
 
 
 class Place:
-    """Where a worker's closures run: its device, and what keeps the order of its operations.
+    """Where a worker's closures run: its device, and an executor that keeps its operations in order.
 
     Args:
-        index: of the worker.
+        index: the worker's index.
     """
 
     def __init__(self, index: int) -> None:
@@ -224,7 +223,7 @@ class Place:
         self.executor = executor.new_executor(enable_async=False)
 
     def clear(self) -> None:
-        """Forgets its errors, which would be told of when it is freed."""
+        """Clear the executor's errors, which would be logged when it is freed."""
         self.executor.clear_error()
 
 
@@ -233,7 +232,7 @@ _of_thread = threading.local()
 
 @contextlib.contextmanager
 def cancelled_by(manager: Any) -> Iterator[None]:
-    """While this runs, the functions of this thread end when the manager is cancelled."""
+    """Return a context in which functions that this thread runs end when the manager is canceled."""
     _of_thread.manager = manager
     try:
         yield
@@ -254,7 +253,7 @@ def _manager() -> Any:
 
 
 def _faults() -> Iterator[str]:
-    """What is not as it is used here."""
+    """Yield the differences between TensorFlow's private API and its use here."""
 
     def has(thing: Any, *names: str) -> Iterator[str]:
         for name in names:
@@ -262,7 +261,7 @@ def _faults() -> Iterator[str]:
                 yield f"{getattr(thing, '__name__', thing)}.{name} is gone"
 
     def gives(kind: type, *names: str) -> Iterator[str]:
-        # What an object has that the class has not.
+        # For attributes that only instances have.
         given = inspect.unwrap(kind.__init__).__code__.co_names  # type: ignore[misc]
         for name in names:
             if name not in given:
@@ -345,7 +344,7 @@ def _check() -> None:
         )
 
 
-# What makes functions known to the runtime, and has it forget them; and what looks for a server in the cluster.
+# The methods that register and remove functions in the runtime, and the one that looks up a server in the cluster.
 _ALONE = ("add_c_function", "add_function_def", "remove_function", "check_alive")
 
 _check()

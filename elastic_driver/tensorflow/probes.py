@@ -1,6 +1,6 @@
-"""Asking TensorFlow's servers whether they are there, and which process answers: a request of a few bytes.
+"""Probes of TensorFlow's servers: whether a server answers, and which process it is. A request has a few bytes.
 
-Owns the channels. Knows nothing of workers and of what they run.
+Owns the channels. Knows nothing of workers and closures.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from tensorflow.core.framework import device_attributes_pb2
 
 _METHOD = "/tensorflow.WorkerService/GetStatus"
-# Between two requests to a server that is not there yet: a part of the time that it has been waited for, so that it is
-# noticed late by that part at most.
+# The pause between two requests to a server that does not answer yet is a fraction of the time waited so far, so its
+# start is noticed late by this fraction at most.
 _PAUSE_S = (0.05, 1.0)
 _PAUSE_PART = 0.1
 _OPTIONS = (
-    ("grpc.min_reconnect_backoff_ms", 1000),  # how long a connection may take, in spite of its name
+    ("grpc.min_reconnect_backoff_ms", 1000),  # in spite of its name, the limit of a connection attempt
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
     ("grpc.enable_http_proxy", 0),
@@ -34,11 +34,11 @@ _OPTIONS = (
 )
 
 Server = frozenset[int]
-"""The incarnations of a server's devices: a random number each, for each start of its process."""
+"""The incarnations of a server's devices: random numbers, new at each start of its process."""
 
 
 def _status_class() -> Any:
-    """TensorFlow's ``GetStatusResponse``, of which its wheel has no class: field 1 is the list of devices."""
+    """Build the class of TensorFlow's ``GetStatusResponse``, which its wheel lacks: field 1 is the list of devices."""
     file = descriptor_pb2.FileDescriptorProto(
         name="elastic_driver/status.proto",
         package="elastic_driver",
@@ -63,17 +63,17 @@ _Status = _status_class()
 
 
 class Probes:
-    """Asks servers. From any thread."""
+    """Queries servers. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._channels: dict[str, grpc.Channel] = {}
 
     def ask(self, addresses: Iterable[str], limit_s: float) -> Mapping[str, Server]:
-        """Asks servers at once. Blocks for ``limit_s`` at most.
+        """Query servers in parallel. Blocks for at most ``limit_s``.
 
         Returns:
-            Those that have answered, and as which process.
+            Address -> process, for the servers that have answered.
         """
         asked = {address: self._ask(address, limit_s) for address in addresses}
         answers: dict[str, Server] = {}
@@ -83,15 +83,15 @@ class Probes:
         return {address: server for address, server in answers.items() if server}
 
     def wait(self, address: str, deadline: float, stop: threading.Event) -> Server | None:
-        """Asks a server again and again until it answers.
+        """Query a server repeatedly until it answers.
 
         Args:
-            address: of the server.
-            deadline: until when, on the monotonic clock.
-            stop: ends the wait.
+            address: the server's address.
+            deadline: the end of the wait, on the monotonic clock.
+            stop: ends the wait when set.
 
         Returns:
-            As which process it has answered; None when it has not.
+            The process that has answered; None if none has.
         """
         began = time.monotonic()
         while not stop.is_set():
@@ -107,14 +107,14 @@ class Probes:
         return None
 
     def forget(self, address: str) -> None:
-        """Nobody will ask for this one for a while."""
+        """Close the channel to a server."""
         with self._lock:
             channel = self._channels.pop(address, None)
         if channel is not None:
             channel.close()
 
     def close(self) -> None:
-        """Gives all connections back."""
+        """Close all channels."""
         for address in tuple(self._channels):
             self.forget(address)
 
@@ -128,12 +128,12 @@ class Probes:
 
 
 def sever(addresses: Iterable[str]) -> int:
-    """Shuts this process's connections to some servers, so that who waits for their answers gets an error.
+    """Shut down this process's connections to some servers, so that threads that wait for their answers get an error.
 
-    The runtime itself waits for an answer of a server that is stopped, or has lost its network, for ever.
+    The runtime itself waits for ever for the answer of a server that is stopped, or has lost its network.
 
     Returns:
-        How many were shut.
+        The number of connections.
     """
 
     def shut(connection: socket.socket) -> None:
@@ -143,12 +143,12 @@ def sever(addresses: Iterable[str]) -> int:
 
 
 def bound(addresses: Iterable[str], limit_s: float) -> int:
-    """Has the system end connections to some servers when their machine has acknowledged nothing for so long.
+    """Set a time limit after which the kernel ends connections to servers whose machines acknowledge nothing.
 
-    That takes no thread of this process: the runtime may wait for a server, and hold the interpreter meanwhile.
+    This needs no thread of this process: the runtime may hold the GIL while it waits for a server.
 
     Returns:
-        How many connections there are.
+        The number of connections.
     """
     seconds = max(1, round(limit_s / 3))
     options = (
@@ -167,30 +167,30 @@ def bound(addresses: Iterable[str], limit_s: float) -> int:
 
 
 def connections(addresses: Iterable[str]) -> frozenset[tuple[Any, Any]]:
-    """This process's connections to some servers that are made, by both ends."""
+    """Return this process's established connections to some servers, as pairs of socket addresses."""
     ends = set()
 
     def note(connection: socket.socket) -> None:
-        ends.add((connection.getsockname(), connection.getpeername()))  # an error while it is being made
+        ends.add((connection.getsockname(), connection.getpeername()))  # raises OSError while connecting
 
     _for_connections(addresses, note)
     return frozenset(ends)
 
 
 def _for_connections(addresses: Iterable[str], do: Callable[[socket.socket], object]) -> int:
-    """Does something with each TCP connection of this process to one of these addresses, or that is being made.
+    """Call a function with each TCP connection of this process to these addresses, including pending ones.
 
     Returns:
-        How many there are.
+        The number of connections.
     """
     ends = {end for address in addresses for end in _ends(address)}
     number = 0
     for listed in psutil.Process().net_connections("tcp") if ends else ():
-        far: Any = listed.raddr  # empty where nobody is connected
+        far: Any = listed.raddr  # empty if it is not connected
         if not far or _end(far.ip, far.port) not in ends or listed.fd < 0:
             continue
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            # Whoever owns the descriptor may close it at any time, and it be given to another: a copy stays what it is.
+            # The descriptor's owner may close it at any time, and its number may be reused; a copy stays valid.
             copy = os.dup(listed.fd)
             stack.callback(os.close, copy)
             if not stat.S_ISSOCK(os.fstat(copy).st_mode):
@@ -205,7 +205,7 @@ def _for_connections(addresses: Iterable[str], do: Callable[[socket.socket], obj
 
 
 def _far_end(connection: socket.socket) -> tuple[str, int] | None:
-    """Who is at the other end; None while the connection is being made."""
+    """Return the peer's address and port; None while connecting."""
     try:
         return _end(*connection.getpeername()[:2])
     except OSError as error:

@@ -1,10 +1,10 @@
-"""What TensorFlow's runtime is told of the cluster, and by whom.
+"""The cluster of TensorFlow's runtime, and its updates.
 
-Owns the cluster as the runtime has it, and one thread (``elastic-tf-cluster``) that tells the runtime of another, for
-all who have asked since it did so last (:meth:`RuntimeCluster.request`). The runtime waits for every server in it, so
-all are asked first, and who is silent is left out. What goes silent just then has its connections shut, which ends the
-wait. Between two updates the same thread looks after workers that have had a closure for long. It ends when the
-coordinator does; until then a request, or the time for the next look, wakes it.
+Owns the definition of the runtime's cluster, and one thread (``elastic-tf-cluster``) that updates it, once for all
+requests since the last update (:meth:`RuntimeCluster.request`). During an update the runtime waits for every server in
+the cluster, so the thread queries all of them first, and omits silent ones. If a server falls silent during the update,
+its connections are shut down, which ends the wait. Between updates the same thread checks the workers with
+long-running closures. It ends with the coordinator; until then it is woken by a request, or when the next check is due.
 """
 
 from __future__ import annotations
@@ -27,31 +27,32 @@ from elastic_driver.tensorflow.shared import Shared, first_line
 _log = logging.getLogger(__name__)
 
 ANSWER_S = 5.0
-"""How long a server that belongs may take to answer before the cluster is told without it."""
+"""How long a server may take to answer before the cluster is updated without it, seconds."""
 TELLING_S = 2.0
-"""How long the runtime may take over another cluster until somebody looks what it waits for, and how long a server may
-take to answer then."""
+"""How long an update may take until its servers are queried again, and how long they may then take to answer,
+seconds."""
 _SEVER_PAUSE_S = 0.2
 AGAIN_S = (0.05, 1.0)
-"""Pauses between two tries to tell it."""
-# The runtime connects once a second to a server that was away. Until it has, each try fails, and leaves threads.
+"""The shortest and longest pause between two tries of an update, seconds."""
+# The runtime tries to connect to an unreachable server once a second. Before it has, each update fails, and leaves
+# threads behind.
 _CONNECT_S = 1.1
 _CONNECT_PAUSE_S = 0.03
-# So many tries in a row that fail by a parameter server are the script's business.
+# After each so many failures in a row due to a parameter server, the error is raised in the script.
 _PS_TRIES = 3
 LOOK_S = 5.0
-"""How often who has a long closure in hand is asked whether it is there."""
+"""How often the servers of workers with long-running closures are queried, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What the runtime is to be told.
+    """The next update of the runtime's cluster.
 
     Attributes:
-        wanted: the workers, by index.
-        definitions: of the cluster, in turn.
+        wanted: index -> address of the workers.
+        definitions: the cluster definitions to apply, in this order.
         known: all servers that the runtime may wait for.
-        silent: those that are known not to answer.
+        silent: the servers that did not answer.
     """
 
     wanted: Mapping[int, str]
@@ -61,16 +62,16 @@ class _Plan:
 
 
 class RuntimeCluster:
-    """See the module. All methods may be called from any thread.
+    """The runtime's cluster. Thread-safe.
 
     Args:
-        shared: with the workers as they are wanted.
-        probes: ask servers.
-        definition: of the cluster, as the runtime has it at first.
+        shared: has the wanted workers.
+        probes: queries servers.
+        definition: the runtime's current cluster.
         worker_timeout_s: see :class:`~elastic_driver.tensorflow.cluster.Cluster`.
 
     Attributes:
-        others: the addresses of all processes that are no workers.
+        others: the addresses of all processes that are not workers.
     """
 
     def __init__(self, shared: Shared, probes: Probes, definition: Any, worker_timeout_s: float | None) -> None:
@@ -81,24 +82,24 @@ class RuntimeCluster:
         self.others = frozenset(
             address for job in definition.cluster.job if job.name != "worker" for address in job.tasks.values()
         )
-        self._serve_others: dict[Server, str] = {}  # which processes are no workers, and their addresses
+        self._serve_others: dict[Server, str] = {}  # the processes that are not workers
         self._requested = self._updated = 0
         self._ps_failures = 0
         self._thread = threading.Thread(target=self._run, name="elastic-tf-cluster", daemon=True)
 
     def start(self, servers: Mapping[str, Server]) -> None:
-        """Begins.
+        """Start the thread.
 
         Args:
-            servers: which processes answer now, by address.
+            servers: address -> process, for all servers that answer now.
         """
         self._serve_others = {servers[address]: address for address in self.others & servers.keys()}
         self._thread.start()
 
-    # --- what others ask ---------------------------------------------------------------------------------------------
+    # --- for other threads -------------------------------------------------------------------------------------------
 
     def update_and_wait(self, deadline: float, stop: threading.Event | None = None) -> bool:
-        """Has the runtime's cluster updated, and waits for that. Under the lock. Returns whether it was."""
+        """Request an update of the runtime's cluster, and wait for it. Under the lock. Returns whether it was done."""
         number = self.request()
         while self._updated < number:
             left = deadline - time.monotonic()
@@ -108,15 +109,15 @@ class RuntimeCluster:
         return True
 
     def request(self) -> int:
-        """Has the runtime's cluster updated. Under the lock. Returns the number that ``_updated`` reaches with that."""
+        """Request an update of the runtime's cluster. Under the lock. Returns the value of ``_updated`` after it."""
         self._requested += 1
         self._shared.news.notify_all()
         return self._requested
 
     def known_as(self, member: Member[Any], server: Server) -> str | None:
-        """The other address by which this process is in the cluster; None for none. Under the lock.
+        """Return another address at which this process is in the cluster already; None if it is not. Under the lock.
 
-        The runtime would make it somebody else, and what it was would be gone.
+        Adding it under a second address would make the runtime reset it, and its first task would be lost.
         """
         for other in self._schedule.members:
             if other is not member and other.server == server and other.belongs and other.phase is not Phase.STOPPED:
@@ -126,7 +127,7 @@ class RuntimeCluster:
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Tells the runtime of another cluster when somebody asks for that; looks after long closures."""
+        """Update the runtime's cluster on request, and check long-running closures."""
         pause = AGAIN_S[0]
         between_looks = min(LOOK_S, (self._worker_timeout_s or LOOK_S) / 3)
         look_at = time.monotonic() + between_looks
@@ -155,7 +156,7 @@ class RuntimeCluster:
                 self._judge(error)
                 _log.info("the cluster could not be told anew: %s", first_line(error))
                 is_connected = plan is not None and self._await_connection(plan)
-                # It may not be the one that was missing: only the first time is it taken for that.
+                # The new connection may not be the missing one: only the first failure is retried without a pause.
                 if not is_connected or pause > AGAIN_S[0]:
                     time.sleep(pause)
                 pause = min(2 * pause, AGAIN_S[1])
@@ -165,7 +166,7 @@ class RuntimeCluster:
                 self._updated = asked
                 self._ps_failures = 0
                 self._shared.moved.notify_all()
-            self._bound()  # it may have to look up names: nobody waits for that
+            self._bound()  # after the notification, since it may take long to resolve names
 
     def _plan(self) -> _Plan:
         with self._lock:
@@ -182,11 +183,11 @@ class RuntimeCluster:
             self._drop(silent)
         with self._lock:
             wanted = self._schedule.wanted(silent)
-        # Who has asked since, and was not asked itself, waits for the next time.
+        # Workers that were added meanwhile, whose servers were not queried, wait for the next update.
         wanted = {index: address for index, address in wanted.items() if address in answers}
         wanted = self._without_other_names(wanted, answers)
-        # A process that was cut off, and is back, lacks the functions that were traced meanwhile: the runtime gives
-        # them only to who is new to it.
+        # A process that was unreachable and has returned lacks the functions traced meanwhile: the runtime sends them
+        # only to new members, so it is removed first.
         with self._lock:
             back = {
                 member.index
@@ -210,12 +211,12 @@ class RuntimeCluster:
                 self._probes.forget(worker.member.address)
 
     def _await_connection(self, plan: _Plan) -> bool:
-        """The runtime has failed: waits until it has connected to another server, unless there is nothing to wait for.
+        """Wait, after a failed update, until the runtime has connected to one more server.
 
-        That is so where a server of the plan does not answer any more: the next plan goes without it.
+        Does not wait if a server of the plan no longer answers: the next plan omits it.
 
         Returns:
-            Whether it has.
+            Whether it has connected.
         """
         servers = {*plan.wanted.values(), *self._parameter_servers.values()}
         before = connections(servers)
@@ -229,7 +230,7 @@ class RuntimeCluster:
         return False
 
     def _without_other_names(self, wanted: Mapping[int, str], answers: Mapping[str, Server]) -> dict[int, str]:
-        """Each process once: as what it is already; otherwise as the first of those whose address it has."""
+        """Return the workers with each process once: under its current index, or else its lowest one."""
         with self._lock:
             self._serve_others |= {answers[address]: address for address in self.others & answers.keys()}
             taken = set(self._serve_others)
@@ -245,7 +246,7 @@ class RuntimeCluster:
         return dict(sorted(once.items()))
 
     def _drop(self, silent: Mapping[int, str]) -> None:
-        """Servers do not answer: what they have in hand goes to others, and who has nothing is lost at once."""
+        """Lose silent servers: other workers get their closures, and idle workers are LOST at once."""
         sever(silent.values())
         with self._lock:
             for worker in [self._shared.workers[index] for index in silent if index in self._shared.workers]:
@@ -253,7 +254,7 @@ class RuntimeCluster:
                     self._shared.lose(worker, RuntimeError("its server does not answer"))
 
     def _judge(self, error: BaseException) -> None:
-        """A parameter server that is gone is the script's business; workers come back, or do not."""
+        """Raise the error in the script if a parameter server has failed repeatedly. Ignores failures of workers."""
         failed = private.failed_parameter_servers(error) or "/job:ps/" in str(error)
         with self._lock:
             self._ps_failures = self._ps_failures + 1 if failed else 0
@@ -262,13 +263,13 @@ class RuntimeCluster:
                 self._shared.idle.notify_all()
 
     def _bound(self) -> None:
-        """Connections are made anew at any time; so this is done again and again."""
+        """Set the timeouts of all connections. Repeated regularly, since the runtime reconnects at any time."""
         if self._worker_timeout_s is not None:
             known = (addresses_of(private.server_def(), job).values() for job in ("worker", "ps"))
             bound(itertools.chain(*known), self._worker_timeout_s)
 
     def _look(self) -> None:
-        """Who has had something in hand for long, and does not answer, is severed: its closure goes to another."""
+        """Sever the servers of busy workers that have been silent for too long: other workers get their closures."""
         if self._worker_timeout_s is None:
             return
         with self._lock:
@@ -294,12 +295,12 @@ class RuntimeCluster:
 
 
 class _Watch:
-    """While the runtime is told of another cluster: who does not answer then has its connections shut.
+    """Shuts down the connections to silent servers during an update of the runtime's cluster.
 
     Args:
-        probes: ask.
-        addresses: of all servers that it may wait for.
-        away: those that are known not to answer.
+        probes: queries servers.
+        addresses: the addresses of all servers that the runtime may wait for.
+        away: the servers that are known not to answer.
     """
 
     def __init__(self, probes: Probes, addresses: Iterable[str], *, away: Iterable[str]) -> None:
@@ -318,7 +319,7 @@ class _Watch:
 
     def _run(self) -> None:
         began = time.monotonic()
-        # Without any that is away there is nothing to do, mostly.
+        # If all servers answered, there is usually nothing to do.
         while not self._over.wait(_SEVER_PAUSE_S if self._away else TELLING_S):
             if time.monotonic() - began >= TELLING_S:
                 answers = self._probes.ask(self._addresses, TELLING_S)
@@ -327,12 +328,12 @@ class _Watch:
 
 
 def addresses_of(definition: Any, job: str) -> dict[int, str]:
-    """The addresses of a job's tasks, by index."""
+    """Return index -> address of a job's tasks."""
     return {index: address for one in definition.cluster.job if one.name == job for index, address in one.tasks.items()}
 
 
 def _with_workers(definition: Any, workers: Mapping[int, str]) -> Any:
-    """The cluster with these workers; each sees the devices of the parameter servers and of the coordinator."""
+    """Return the cluster with these workers, each with the device filters of the present ones."""
     new = type(definition)()
     new.CopyFrom(definition)
     for job in new.cluster.job:

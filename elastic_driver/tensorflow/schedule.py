@@ -1,26 +1,26 @@
-"""Which worker runs which closure, and who is a worker: every decision of the elastic coordinator.
+"""The scheduling of closures to workers, and the membership of workers: all decisions of the elastic coordinator.
 
-Pure: no thread, clock, network or TensorFlow. A closure is a *ticket*, whatever that is; a server is whatever tells two
-processes apart. What happens is told by calling a method; what is to be done follows from the answer. The shell
-(:mod:`~elastic_driver.tensorflow.cluster`) calls them under one lock, and wakes whoever waits for what has changed.
+Pure: no thread, clock, network or TensorFlow. A closure is a *ticket* of any type; a server is any value that
+identifies its process. Methods report events, and their results say what to do. The shell
+(:mod:`~elastic_driver.tensorflow.cluster`) calls them under one lock, and wakes the threads that wait for a change.
 
-The life of a worker:
+The life cycle of a worker:
 
-    add() ─► JOINING ─ connected() ─► RUNNING ─ remove() ─► STOPPING ─ ended() ─► STOPPED ─ add() ─► JOINING ...
+    add() ─► JOINING ─ connected() ─► RUNNING ─ remove() ─► STOPPING ─ is idle ─► STOPPED ─ add() ─► JOINING ...
                 │                      │    ▲                  │ ▲                   ▲
            abandoned()              lost()  └─ connected() ── LOST ── remove() ──────┘
                 │                      └──────────────────────▲
                 ▼
             forgotten, or STOPPED as before
 
-- RUNNING: it takes closures. STOPPING: it has one in hand, and takes no other. LOST: its server does not answer; the
-  closure that it had is in the queue again, and it comes back when the server does.
-- A worker *belongs* to the cluster when the runtime has been told of it. One that is STOPPED goes on belonging until
-  the cluster is told anew; then it is forgotten. Who has no place there any more cannot be given its index again.
-- Indices are never used twice. What is held by worker stays true, however late it is used.
+- A RUNNING worker takes closures. A STOPPING worker finishes its current closure, and takes no other. A LOST worker's
+  server does not answer: its closure is in the queue again, and the worker returns when its server answers.
+- A worker *belongs* to the cluster while the runtime's cluster has it. A STOPPED worker still belongs until the
+  runtime's cluster is updated; then it is forgotten, and its index cannot be restored.
+- Indices are never reused, so data kept by index never refers to another worker.
 
-An error of a closure is kept until somebody asks (``schedule``, ``join``, ``done``). Then nobody takes anything, all
-closures in hand end, those in the queue are cancelled, and only then is the error raised.
+An error of a closure is kept until the script calls ``schedule``, ``join`` or ``done``. Then no worker takes closures,
+all running closures end, those in the queue are canceled, and only then is the error raised.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Phase(Enum):
-    """Where a worker stands."""
+    """The phase of a worker."""
 
     JOINING = "joining"
     RUNNING = "running"
@@ -46,17 +46,17 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Member(Generic[T]):
-    """A worker. To be read by anybody, and changed by :class:`Schedule` only.
+    """A worker. Changed only by :class:`Schedule`.
 
     Attributes:
-        index: its task index; nobody else has had it, or will.
-        address: of its server, "host:port".
-        phase: where it stands.
-        server: which process answered there when it was connected last; None when that is not known.
+        index: its task index; no other worker ever has the same.
+        address: the address of its server, "host:port".
+        phase: its phase.
+        server: the process that answered at the address at the last connection; None if unknown.
         belongs: whether the runtime's cluster has it.
-        in_hand: the closure that it runs; None for none.
-        building: what it makes for itself at present, such as an iterator; None for nothing.
-        to_build: what it has to make before it takes a closure.
+        in_hand: the closure that it is running; None for none.
+        building: the per-worker value that it is creating, such as an iterator; None for none.
+        to_build: the per-worker values to create before it takes a closure.
     """
 
     index: int
@@ -70,16 +70,16 @@ class Member(Generic[T]):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it runs and makes nothing."""
+        """Whether it is neither running a closure nor creating a value."""
         return self.in_hand is None and self.building is None
 
 
 class Schedule(Generic[T]):
-    """See above.
+    """The workers and the closures of one coordinator.
 
     Args:
-        addresses: of the workers that the cluster has already, by index. They are RUNNING.
-        capacity: so many closures may wait; 0 for no bound.
+        addresses: index -> address of the workers that the runtime's cluster has already. They are RUNNING.
+        capacity: the limit of waiting closures; 0 for no limit.
     """
 
     def __init__(self, addresses: Mapping[int, str], *, capacity: int = 0) -> None:
@@ -97,23 +97,23 @@ class Schedule(Generic[T]):
 
     @property
     def members(self) -> tuple[Member[T], ...]:
-        """All that are known, by index."""
+        """All known workers, in the order of their indices."""
         return tuple(self._members.values())
 
     def member(self, index: int) -> Member[T]:
-        """The one with this index."""
+        """Return the worker with this index."""
         return self._members[index]
 
     def find(self, address: str) -> Member[T] | None:
-        """The one with this address; None for none."""
+        """Return the worker with this address; None if there is none."""
         return next((member for member in self._members.values() if member.address == address), None)
 
     def add(self, address: str) -> Member[T]:
-        """Somebody wants a worker at this address.
+        """Add a worker at this address, or keep the existing one.
 
         Returns:
-            Whoever is there: RUNNING, if it runs or was about to stop; LOST; JOINING, if its server has to be asked,
-            and then :meth:`connected` or :meth:`abandoned` is to be called.
+            The worker: RUNNING if it was running or stopping; LOST; or JOINING, then the caller must query its server,
+            and call :meth:`connected` or :meth:`abandoned`.
         """
         member = self.find(address)
         if member is None:
@@ -126,40 +126,40 @@ class Schedule(Generic[T]):
         return member
 
     def connected(self, index: int, server: Hashable) -> None:
-        """A JOINING or LOST worker takes closures from now on, as soon as it has made what it has to."""
+        """Let a JOINING or LOST worker take closures, once it has created its per-worker values."""
         member = self._in_phase(index, Phase.JOINING, Phase.LOST)
         if not member.belongs:
             raise ValueError(f"worker {index} does not belong to the cluster")
         member.phase, member.server = Phase.RUNNING, server
 
     def abandoned(self, index: int) -> None:
-        """A JOINING worker does not come."""
+        """Give up a JOINING worker."""
         member = self._in_phase(index, Phase.JOINING)
         member.phase = Phase.STOPPED
         if not member.belongs:
             del self._members[index]
 
     def remove(self, address: str) -> Member[T]:
-        """Nobody wants the worker at this address any more.
+        """Remove the worker at this address.
 
         Returns:
-            Where it stands now: STOPPING with a closure in hand, otherwise STOPPED; JOINING, if it still has to be
-            abandoned by who adds it.
+            The worker: STOPPING if it is busy, otherwise STOPPED; or JOINING, if the thread that adds it still has to
+            give it up.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no worker at this address.
         """
         member = self.find(address)
         if member is None:
             raise KeyError(address)
         if member.phase in (Phase.RUNNING, Phase.LOST):
-            # What it still has to make it may have to make after all: until it has stopped, it can be added again.
+            # Keep its values to create: until it has stopped, it can be added again.
             member.phase = Phase.STOPPING
             self._stop_if_idle(member)
         return member
 
     def lost(self, index: int) -> None:
-        """The server of a worker that has nothing in hand does not answer. One that was to stop has stopped."""
+        """Report that the server of an idle worker does not answer. A STOPPING worker becomes STOPPED, others LOST."""
         member = self._in_phase(index, Phase.RUNNING, Phase.STOPPING, Phase.STOPPED)
         if not member.is_idle:
             raise ValueError(f"worker {index} has something in hand")
@@ -167,7 +167,7 @@ class Schedule(Generic[T]):
         member.phase = Phase.LOST if member.phase is Phase.RUNNING else Phase.STOPPED
 
     def wanted(self, silent: Iterable[int] = ()) -> dict[int, str]:
-        """The workers that the cluster is to have when it is told anew, but for those whose servers are silent."""
+        """Return index -> address of the workers for the next update of the runtime's cluster, without silent ones."""
         left_out = set(silent)
         return {
             member.index: member.address
@@ -176,10 +176,10 @@ class Schedule(Generic[T]):
         }
 
     def told(self, indices: Iterable[int]) -> tuple[int, ...]:
-        """The cluster has been told anew, with these workers.
+        """Report an update of the runtime's cluster, which now has these workers.
 
         Returns:
-            Who is forgotten.
+            The indices of the workers that are forgotten.
         """
         there = set(indices)
         for member in self._members.values():
@@ -197,17 +197,17 @@ class Schedule(Generic[T]):
             raise ValueError(f"worker {index} is {member.phase.value}")
         return member
 
-    # --- what they do ------------------------------------------------------------------------------------------------
+    # --- their work --------------------------------------------------------------------------------------------------
 
     def has_work(self, index: int) -> bool:
-        """Whether :meth:`take` would give this worker something."""
+        """Return whether :meth:`take` would return work for this worker."""
         member = self._members[index]
         if member.phase is not Phase.RUNNING:
             return False
         return bool(member.to_build) or (bool(self._queue) and not self._raising)
 
     def take(self, index: int) -> T | None:
-        """What an idle worker is to do next: what it has to make, then a closure; None for nothing at present."""
+        """Return an idle worker's next work: first its values to create, then a closure; None if there is none now."""
         member = self._members[index]
         if not member.is_idle:
             raise ValueError(f"worker {index} has something in hand")
@@ -221,9 +221,10 @@ class Schedule(Generic[T]):
         return member.in_hand
 
     def build(self, index: int, ticket: T) -> bool:
-        """Has a worker make something before it takes its next closure. Returns whether it will: not one that is away.
+        """Let a worker create a value before it takes its next closure.
 
-        One that is LOST, or does not run yet, makes all of it when it is connected; the caller knows what that is.
+        Returns:
+            Whether it will: only a RUNNING worker does. For others, the caller must repeat this after connecting them.
         """
         member = self._members[index]
         if member.phase is not Phase.RUNNING:
@@ -232,7 +233,7 @@ class Schedule(Generic[T]):
         return True
 
     def built(self, index: int) -> None:
-        """It has made, or failed to make, what it was about to."""
+        """Report that a worker has created its current value, or failed to."""
         member = self._members[index]
         if member.building is None:
             raise ValueError(f"worker {index} makes nothing")
@@ -240,14 +241,14 @@ class Schedule(Generic[T]):
         self._stop_if_idle(member)
 
     def finished(self, index: int) -> None:
-        """The closure in hand has run."""
+        """Report that a worker's closure has finished."""
         self._let_go(index)
 
     def put_back(self, index: int) -> T | None:
-        """The closure in hand has not run, or not to its end: another worker is to, before all that wait.
+        """Put a worker's unfinished closure at the head of the queue, for any worker.
 
         Returns:
-            The closure, if it is to be cancelled: there is an error. Else None.
+            None; or, if there is an error to raise, the closure, which the caller must mark as canceled.
         """
         ticket = self._let_go(index)
         if self._error is not None:
@@ -256,12 +257,12 @@ class Schedule(Generic[T]):
         return None
 
     def failed(self, index: int, error: BaseException) -> None:
-        """The closure in hand has failed. The first error is the one that is raised."""
+        """Report that a worker's closure has failed. The first error is the one to raise."""
         self._let_go(index)
         self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Something else has failed that the caller of ``join`` has to know."""
+        """Report another error that ``join`` has to raise."""
         if self._error is None:
             self._error = error
 
@@ -285,52 +286,52 @@ class Schedule(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """How many closures wait."""
+        """The number of waiting closures."""
         return len(self._queue)
 
     @property
     def in_hand(self) -> int:
-        """How many run."""
+        """The number of running closures."""
         return self._in_hand
 
     @property
     def is_full(self) -> bool:
-        """Whether no other may be put now."""
+        """Whether the limit of waiting closures is reached."""
         return bool(self._capacity) and len(self._queue) >= self._capacity
 
     @property
     def is_done(self) -> bool:
-        """Whether none waits and none runs."""
+        """Whether no closure is waiting or running."""
         return not self._queue and not self._in_hand
 
     @property
     def error(self) -> BaseException | None:
-        """What is to be raised."""
+        """The error to raise; None for none."""
         return self._error
 
     @property
     def is_raising(self) -> bool:
-        """Whether an error is about to be raised: nobody takes anything."""
+        """Whether an error is about to be raised, so that workers take no closures."""
         return self._raising
 
     def put(self, ticket: T) -> None:
-        """Another closure waits."""
+        """Append a closure to the queue."""
         self._queue.append(ticket)
 
     def begin_raising(self) -> tuple[int, ...]:
-        """An error is to be raised. Returns the workers whose closures are to be cancelled; they end first."""
+        """Begin to raise the error. Returns the workers whose closures the caller must cancel: these end first."""
         self._raising = True
         return tuple(member.index for member in self._members.values() if member.in_hand is not None)
 
     def postpone_raising(self) -> None:
-        """The error is not raised now. Whoever asks next begins again."""
+        """Do not raise the error now. The next caller begins again."""
         self._raising = False
 
     def end_raising(self) -> tuple[BaseException, tuple[T, ...]]:
-        """No closure runs. Returns the error, which is forgotten, and the closures that are cancelled.
+        """Clear the error and the queue once no closure runs. Returns the error, and the closures to cancel.
 
         Raises:
-            ValueError: that is not so.
+            ValueError: closures are running, or there is no error to raise.
         """
         if not self._raising or self._in_hand or self._error is None:
             raise ValueError("closures run, or there is no error")

@@ -1,15 +1,15 @@
-"""What the threads of the elastic coordinator share, all of it under one lock.
+"""The data that the threads of the elastic coordinator share, under one lock.
 
-Owns the lock and its conditions, the schedule, the workers and the values that each of them has of its own. Who waits
-for what:
+Owns the lock and its conditions, the schedule, the workers and the per-worker values. The conditions:
 
-- ``work``: a worker's thread, for something to do.
-- ``idle``: ``join()``, and whoever raises an error, for closures to end.
-- ``room``: ``schedule()``, to put another closure.
-- ``moved``: ``add_worker()`` and ``remove_worker()``, for a worker to reach another phase or the runtime to know it.
-- ``news``: the thread that updates the runtime's cluster, for a reason to.
+- ``work``: a worker's thread waits for work.
+- ``idle``: ``join()``, and a call that raises an error, wait for closures to end.
+- ``room``: ``schedule()`` waits for room in the queue.
+- ``moved``: ``add_worker()`` and ``remove_worker()`` wait for a worker's next phase, or an update of the runtime's
+  cluster.
+- ``news``: the thread that updates the runtime's cluster waits for requests.
 
-Each wake-up costs those that run closures: nobody is woken who could not go on.
+Each wake-up slows down the threads that run closures, so no thread is woken that could not continue.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """What a member of the schedule is here: a thread, and what it runs.
+    """A worker's thread and its state.
 
     Attributes:
-        member: that.
+        member: the worker in the schedule.
         place: where its closures run.
-        thread: runs them; None while there is none.
-        manager: ends what it does at present.
-        stop: it is to wait for nothing any more.
-        silent_since: since when it has not answered, with something in hand; None while it does.
+        thread: runs its closures; None without one.
+        manager: cancels its current closure.
+        stop: ends all its waits when set.
+        silent_since: since when its server has been silent during a closure; None while it answers.
     """
 
     member: Member[Any]
@@ -50,13 +50,13 @@ class Worker:
 
 
 class Shared:
-    """See the module. All but :attr:`lock` itself is read and written under it.
+    """The shared data. Everything except :attr:`lock` itself is used only under the lock.
 
     Args:
-        schedule: with the workers that there are.
+        schedule: has the initial workers.
 
     Attributes:
-        workers: what the schedule's members are here, by index.
+        workers: index -> worker.
         is_closed: whether the coordinator has ended.
     """
 
@@ -65,7 +65,7 @@ class Shared:
         self.workers: dict[int, Worker] = {}
         self.is_closed = False
         self._values: list[weakref.ref[ElasticValues]] = []
-        # The last reference to the coordinator may go while a thread holds it.
+        # Reentrant: the last reference to the coordinator may disappear in a thread that holds the lock.
         self.lock = threading.RLock()
         self.work = threading.Condition(self.lock)
         self.idle = threading.Condition(self.lock)
@@ -74,7 +74,7 @@ class Shared:
         self.news = threading.Condition(self.lock)
 
     def close(self) -> None:
-        """Ends all waits, and so all threads."""
+        """End all waits, and thus all threads."""
         self.is_closed = True
         for worker in self.workers.values():
             worker.stop.set()
@@ -82,19 +82,19 @@ class Shared:
             condition.notify_all()
 
     def check_open(self) -> None:
-        """Raises RuntimeError when the coordinator has ended."""
+        """Raise RuntimeError if the coordinator has ended."""
         if self.is_closed:
             raise RuntimeError("the coordinator has ended")
 
     def worker_of(self, member: Member[Any]) -> Worker:
-        """What a member is here; made if it is new."""
+        """Return the worker of a member; created if it is new."""
         worker = self.workers.get(member.index)
         if worker is None:
             worker = self.workers[member.index] = Worker(member, Place(member.index))
         return worker
 
     def create(self, recipe: Recipe, kind: type[ElasticValues]) -> ElasticValues:
-        """Has a value made on each worker, and on each that comes later for as long as somebody holds them."""
+        """Create a value on each worker, and on workers that join later while the returned values are referenced."""
         values = kind(recipe)
         self._values = [ref for ref in self._values if ref() is not None]
         self._values.append(weakref.ref(values))
@@ -108,22 +108,22 @@ class Shared:
         return values
 
     def build_all(self, member: Member[Any]) -> None:
-        """All that is per worker is made on this one."""
+        """Create all per-worker values on a worker."""
         for values in self._living_values():
             self.schedule.build(member.index, values.closure_for(member.index))
 
     def build_missing(self, member: Member[Any]) -> None:
-        """All that is per worker, and that this one has not made or begun to make, is made on it."""
+        """Create those per-worker values on a worker that it has not created or begun to create."""
         for values in self._living_values():
             if values.get(member.index) is None:
                 self.schedule.build(member.index, values.closure_for(member.index))
 
     def let_go(self, index: int) -> list[Any]:
-        """What a worker has of its own: it has it no more."""
+        """Remove a worker's values, and return them."""
         return [value for values in self._living_values() if (value := values.let_go(index)) is not None]
 
     def lose(self, worker: Worker, error: BaseException) -> None:
-        """Its server is gone, and all that was made there."""
+        """Mark an idle worker as lost, with all its values."""
         member = worker.member
         self.schedule.lost(member.index)
         for values in self._living_values():
@@ -140,5 +140,5 @@ class Shared:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without what TensorFlow adds below."""
+    """Return the first line of an error's message; TensorFlow's errors have many."""
     return str(error).partition("\n")[0]

@@ -1,7 +1,7 @@
-"""The threads of the workers: one each, which runs the worker's closures.
+"""The threads of the workers: one per worker, which runs the worker's closures.
 
-When its server is lost the same thread asks for it until it answers, so nobody else waits behind that. It ends when the
-worker has stopped, or the coordinator has; a closure for it, or a change of its phase, wakes it.
+When the worker's server is lost, the same thread queries it until it answers, so that no other thread is blocked by it.
+The thread ends with its worker or the coordinator; a closure for it, or a change of the worker's phase, wakes it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from elastic_driver.tensorflow.shared import Shared, Worker
 
 _log = logging.getLogger(__name__)
 
-# How long a closure that was cancelled may take to end until its connection is shut.
+# How long a canceled closure may take to end before the connections to its server are shut down.
 _CANCELLED_S = 5.0
-# How long a lost worker may take to come back until the runtime forgets it, for the time being.
+# How long a lost worker may take to return before it is removed from the runtime's cluster until it does.
 _BACK_S = 5.0
 
 
 class WorkerThreads:
-    """See the module.
+    """The threads of all workers.
 
     Args:
-        shared: with the workers.
-        probes: ask servers.
-        runtime: takes workers that are back.
-        judge: says what an error of a closure is.
+        shared: has the workers.
+        probes: queries servers.
+        runtime: the runtime's cluster, to which workers that have returned are added again.
+        judge: classifies the errors of closures.
     """
 
     def __init__(self, shared: Shared, probes: Probes, runtime: RuntimeCluster, judge: Judge) -> None:
@@ -43,7 +43,7 @@ class WorkerThreads:
         self._probes, self._runtime, self._judge = probes, runtime, judge
 
     def start(self, member: Member[Any]) -> None:
-        """Has a worker's thread run, if it does not. Under the lock."""
+        """Start a worker's thread unless it is running. Under the lock."""
         worker = self._shared.worker_of(member)
         if worker.thread is None:
             thread = threading.Thread(
@@ -53,7 +53,7 @@ class WorkerThreads:
             worker.thread = thread
 
     def await_stop(self, worker: Worker, limit_s: float | None) -> bool:
-        """Waits until it has stopped, or is to run again. Under the lock."""
+        """Wait until a worker has stopped, or was added again. Under the lock. Returns False after the time limit."""
         deadline = None if limit_s is None else time.monotonic() + limit_s
         while not self._shared.is_closed and (
             worker.member.phase in (Phase.STOPPING, Phase.JOINING)
@@ -68,7 +68,7 @@ class WorkerThreads:
         return True
 
     def end(self, worker: Worker, manager: Any) -> None:
-        """Cancels what it does, and shuts its connections if that does not help."""
+        """Cancel a worker's closure, and shut down its server's connections if that does not end it."""
         while True:
             if manager is not None:
                 manager.start_cancel()
@@ -84,14 +84,14 @@ class WorkerThreads:
         try:
             self._work_on(worker)
         except BaseException as error:
-            # Nobody else would hear of it, and who waits for its closure would wait for ever.
+            # Otherwise the error would go unnoticed, and the callers that wait for its closure would wait for ever.
             with self._lock:
                 self._schedule.fail(error)
                 self._give_up(worker, error)
             raise
 
     def _give_up(self, worker: Worker, error: BaseException) -> None:
-        """Its thread has failed, and with it what it had in hand. Another thread goes on. Under the lock."""
+        """Fail the closure of a worker whose thread has failed, and start another thread for it. Under the lock."""
         member, worker.manager, worker.thread = worker.member, None, None
         for ticket in (member.in_hand, member.building):
             if ticket is not None:
@@ -119,13 +119,13 @@ class WorkerThreads:
                 self._build(worker, task)
             else:
                 self._execute(worker, task)
-            task = None  # what nobody else holds is freed before the wait for the next
+            task = None  # free the closure, if there is no other reference, before waiting for the next one
 
     def _next(self, worker: Worker) -> Any:
-        """What it is to do: a closure; anything when it is lost; None when it is to end."""
+        """Wait for the worker's next closure, and return it. Returns any value if it is LOST; None to end the thread."""
         member = worker.member
         while not self._shared.is_closed:
-            # One that is JOINING has stopped before, and gets another thread when it runs: this one would be woken for
+            # A JOINING worker had stopped before, and gets another thread when it runs: this one would be woken for
             # closures that it cannot take.
             if member.phase in (Phase.STOPPED, Phase.JOINING):
                 break
@@ -139,7 +139,7 @@ class WorkerThreads:
             self._shared.work.wait()
         worker.thread = None
         worker.place.clear()
-        self._shared.work.notify()  # it may have been woken instead of one that runs
+        self._shared.work.notify()  # this thread may have got a wake-up meant for a running one
         self._shared.moved.notify_all()
         return None
 
@@ -164,7 +164,7 @@ class WorkerThreads:
                     cancelled.mark_cancelled()
                 if verdict is Verdict.LOST:
                     self._shared.lose(worker, failure)
-            # Each wake-up costs those that run closures: nobody is woken who could not go on.
+            # Each wake-up slows down the threads that run closures, so none is woken that could not continue.
             if self._schedule.error is not None or self._schedule.is_done:
                 self._shared.idle.notify_all()
             if failure is not None:
@@ -202,11 +202,11 @@ class WorkerThreads:
             closure.set_error(failure)
 
     def _recover(self, worker: Worker) -> None:
-        """Asks for its server until it is there, or is not wanted any more."""
+        """Query a LOST worker's server until it answers, or the worker is no longer wanted."""
         member = worker.member
         server = self._probes.wait(member.address, time.monotonic() + _BACK_S, worker.stop)
         if server is None and not worker.stop.is_set():
-            # Whatever is traced from now on is not for it: the runtime would say so each time.
+            # Remove it from the runtime's cluster: otherwise each function traced from now on would fail to reach it.
             with self._lock:
                 self._runtime.request()
             server = self._probes.wait(member.address, float("inf"), worker.stop)
@@ -222,11 +222,11 @@ class WorkerThreads:
                 self._shared.moved.notify_all()
                 _log.warning("worker %d at %s is back", member.index, member.address)
                 return
-        worker.stop.wait(AGAIN_S[1])  # it answers, and cannot be taken in
+        worker.stop.wait(AGAIN_S[1])  # its server answers, but cannot be added now
 
 
 def _start_delay_s(index: int) -> float:
-    """How long a worker waits before its first closure, as TensorFlow's variables have it."""
+    """Return how long a worker waits before its first closure, from TensorFlow's variables, seconds."""
     delay = int(os.environ.get("TF_COORDINATOR_SCHEDULE_START_DELAY", "0")) * index
     most = int(os.environ.get("TF_COORDINATOR_SCHEDULE_START_DELAY_MAX", "0"))
     return float(min(delay, most) if most else delay)

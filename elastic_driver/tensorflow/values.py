@@ -1,7 +1,7 @@
-"""What exists once on each worker: values by worker index, which grow and shrink with the cluster.
+"""Per-worker values: one on each worker, by worker index, added and removed with the workers.
 
-Owns the values, and how one is made on a worker that comes later. When that is done is the cluster's business
-(:mod:`~elastic_driver.tensorflow.cluster`).
+Owns the values, and how to create one on a worker that joins later. :mod:`~elastic_driver.tensorflow.cluster` decides
+when to create it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from elastic_driver.tensorflow.private import (
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a value is made on a worker.
+    """How to create a value on a worker.
 
     Attributes:
-        function: makes it there.
-        args: positional arguments; of what is per worker it gets that of its worker.
-        kwargs: the same, by name.
-        closure: a function or a variable.
-        element_type: what a function is traced with that takes the value; None where none can.
+        function: creates it there.
+        args: positional arguments; for a per-worker value, it gets its own worker's.
+        kwargs: keyword arguments, likewise.
+        closure: the class of its closure: for any value, or for a variable.
+        element_type: the type with which functions that take the value are traced; None if it is not known in advance.
     """
 
     function: Any
@@ -54,13 +54,13 @@ class Recipe:
         closure: type[ResourceClosure] = ResourceClosure,
         element_type: Any = None,
     ) -> Recipe:
-        """Of a function as it was given; one that TensorFlow traces is traced now, once for all workers."""
+        """Create a recipe from a function and its arguments. A tf.function is traced now, once for all workers."""
         args, kwargs = tuple(args or ()), dict(kwargs or {})
         return cls(concrete(function, args, kwargs), args, kwargs, closure, element_type)
 
 
 class _OfWorkers:
-    """The values by index. What is asked for by index is there or an error; in a loop they come in order of index."""
+    """The values by index. Iteration yields them in the order of their indices; an unknown index raises KeyError."""
 
     def __init__(self) -> None:
         self.by_index: dict[int, Any] = {}
@@ -69,7 +69,7 @@ class _OfWorkers:
         return self.by_index[index]
 
     def __iter__(self) -> Iterator[Any]:
-        there = dict(self.by_index)  # workers come and go meanwhile
+        there = dict(self.by_index)  # workers may join and leave meanwhile
         return iter([there[index] for index in sorted(there)])
 
     def __len__(self) -> int:
@@ -80,7 +80,7 @@ class ElasticValues(ByIndex, PerWorkerValues):  # type: ignore[misc]
     """Values of a recipe, one on each worker.
 
     Args:
-        recipe: how they are made.
+        recipe: how to create them.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -89,16 +89,16 @@ class ElasticValues(ByIndex, PerWorkerValues):  # type: ignore[misc]
 
     @property
     def by_index(self) -> Mapping[int, Any]:
-        """The ``RemoteValue`` of each worker, by its index; there are gaps where workers have gone."""
+        """Index -> ``RemoteValue`` of each worker; the indices of workers that have left are missing."""
         return dict(self._values.by_index)
 
     @property
     def element_type(self) -> Any:
-        """What a function is traced with that takes one of them; None when that is not known."""
+        """The type with which functions that take a value are traced; None if unknown."""
         recipe = self._recipe
         if recipe.element_type is not None:
             return recipe.element_type
-        # What a tf.function returns is known; of what another does, somebody may have told the values.
+        # The result type of a tf.function is known; for another function, an existing value may have the type.
         closure = next(iter(self._values), None) or recipe.closure(recipe.function, recipe.args, recipe.kwargs)
         return closure._type_spec if isinstance(closure, RemoteValue) else closure._output_type_spec
 
@@ -107,7 +107,7 @@ class ElasticValues(ByIndex, PerWorkerValues):  # type: ignore[misc]
         return tf.TensorSpec([]) if self.element_type is None else self.element_type
 
     def closure_for(self, index: int) -> ResourceClosure:
-        """What makes the worker's value, for the first time or anew."""
+        """Return the closure that creates a worker's value, for the first time or again."""
         value = self._values.by_index.get(index)
         if value is not None:
             closure: ResourceClosure = value._closure
@@ -121,23 +121,23 @@ class ElasticValues(ByIndex, PerWorkerValues):  # type: ignore[misc]
         return closure
 
     def get(self, index: int) -> Any:
-        """The worker's value; None while it has none."""
+        """Return a worker's value; None without one."""
         return self._values.by_index.get(index)
 
     def let_go(self, index: int) -> Any:
-        """The worker's value, which is no more among them; it is freed when the caller lets it go, too."""
+        """Remove a worker's value, and return it. It is freed when the caller drops it."""
         return self._values.by_index.pop(index, None)
 
 
 class ElasticIterator(ElasticValues, PerWorkerIterator):  # type: ignore[misc]
-    """Iterators, one on each worker."""
+    """Per-worker iterators."""
 
 
 Create = Callable[[Recipe, type[ElasticValues]], ElasticValues]
 
 
 class _Growing:
-    """Has a dataset's iterators made on workers that come later, too."""
+    """Creates a dataset's iterators also on workers that join later."""
 
     _dataset_fn: Any
     _coordinator: Any
@@ -153,7 +153,7 @@ class _Growing:
         return made
 
     def build(self) -> ElasticValues:
-        """Makes the dataset on each worker, and no iterator."""
+        """Create the dataset on each worker, without an iterator."""
         dataset_fn = self._dataset_fn
         recipe = Recipe.of(lambda: dataset_fn(), element_type=dataset_type(dataset_fn))
         made: ElasticValues = self._coordinator._create(recipe, ElasticValues)
@@ -161,8 +161,8 @@ class _Growing:
 
 
 class ElasticDatasetFromFunction(_Growing, DatasetFromFunction):  # type: ignore[misc]
-    """A dataset that a function makes on each worker."""
+    """A dataset that a function creates on each worker."""
 
 
 class ElasticDatasetFromDataset(_Growing, DatasetFromDataset):  # type: ignore[misc]
-    """A dataset that was made here, of which each worker has its own."""
+    """A dataset that was created in this process, of which each worker gets a copy."""
