@@ -1,4 +1,4 @@
-"""An extension of Griffe: lets it read two forms of our docstrings that it does not know."""
+"""An extension of Griffe for two forms in this project's docstrings that it does not parse."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):(?=`)")
 
 
 class OurForm(griffe.Extension):
-    """Joins the names of parameters that share a description, and shows names of other objects as code."""
+    """Joins the names of parameters that share a description, and shows references to other objects as code."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is None:

@@ -1,6 +1,6 @@
-"""Draws the pictures of docs/images/ that explain how a job works: `python docs/building/figures.py` writes them.
+"""Draws the pictures in docs/images/ that explain how a job works: `python docs/building/figures.py` writes them.
 
-They are 360 wide, so that their text is readable on a phone, and follow the reader's light or dark scheme.
+They are 360 pixels wide, so that their text is readable on a phone, and follow the reader's light or dark scheme.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 FOLDER = Path(__file__).resolve().parents[1] / "images"
 WIDTH = 360
 
-# Names of colours, in the light and in the dark scheme. The colours of text have a contrast of at least 4.5 there.
+# The colors by name, for the light and the dark scheme. Text colors have a contrast of at least 4.5 in each scheme.
 _COLOURS = {
     "bg": ("#ffffff", "#0d1117"),
     "fg": ("#1f2328", "#e6edf3"),
@@ -26,7 +26,7 @@ _COLOURS = {
 
 
 class Picture:
-    """One picture, drawn from top to bottom."""
+    """A picture, drawn from top to bottom."""
 
     def __init__(self, title: str, height: int) -> None:
         self._height = height
@@ -56,7 +56,7 @@ class Picture:
         self._parts.append(f'<path class="{kind}" d="M{x:g} {y:g}L{to_x:g} {to_y:g}"/>')
 
     def arrow(self, x: float, y: float, to_x: float, to_y: float, colour: str = "line") -> None:
-        """A line with a head at its end; horizontal or vertical."""
+        """Draw a horizontal or vertical line with a head at its end."""
         self.line(x, y, to_x, to_y, colour)
         if y == to_y:
             back = 6 if to_x < x else -6
@@ -71,7 +71,7 @@ class Picture:
 
 
 def architecture() -> Picture:
-    """The processes of a job, who connects to whom, and which ports are open."""
+    """Draw the processes of a job, their connections, and the open ports."""
     picture = Picture("A driver, an agent on each host, their workers, and the connections between them", 420)
     picture.box(10, 10, 340, 84, "driver")
     picture.text(22, 30, "driver (elasticrun)", "driver b")
@@ -103,7 +103,7 @@ def architecture() -> Picture:
 
 
 def a_round() -> Picture:
-    """What the driver and the workers say to each other from a worker's start to the end of its round."""
+    """Draw the messages between the driver and the workers, from a worker's start to the end of its round."""
     picture = Picture("A round, from the start of the workers to their next change", 410)
     columns = {"driver": 44, "agent": 160, "worker": 290}
     for name, x in columns.items():
@@ -138,7 +138,7 @@ def a_round() -> Picture:
 
 
 def a_change() -> Picture:
-    """A host that is added, and a worker that is killed, over time."""
+    """Draw the addition of a host and the death of a worker over time."""
     picture = Picture("Two changes over time: a host is added, then a worker is killed", 330)
     left = 66
 

@@ -1,12 +1,12 @@
-"""A hook of MkDocs: makes one site of files that also read well on a source host.
+"""A hook of MkDocs that builds a site from files that are also readable on a code host.
 
 - The README is the site's home page; CONTRIBUTING.md and CHANGELOG.md are pages, too.
-- Each file of the repository that a page links to gets a page with its text, so that every link works offline. A link
-  to a file that does not exist stays as it is, and MkDocs rejects it.
-- Lists and tables follow CommonMark. Python-Markdown wants four columns for each level of a list, and a blank line
-  before a list or a table: :func:`as_python_markdown` adds these.
+- A file of the repository to which a page links gets a page with its text, so that every link works offline. A link to
+  a file that does not exist stays unchanged, and MkDocs rejects it.
+- Lists and tables follow CommonMark. Python-Markdown requires an indent of four columns for each level of a list, and a
+  blank line before a list or a table: :func:`as_python_markdown` adds these.
 - In ``nav``, a pattern such as ``howto/*.md`` stands for the pages that match it and are not named elsewhere. It may
-  match none.
+  match no page.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Files at the top of the repository that are pages of the site.
 TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-# Below it are the pages of source files.
+# The folder of the pages of source files.
 SOURCE = "source"
 LANGUAGES = {".py": "python", ".sh": "sh", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".md": "markdown"}
 
@@ -71,7 +71,8 @@ def as_python_markdown(text: str) -> str:
             continue
         if line.strip():
             item, within = _ITEM.match(line), bool(levels)
-            # A paragraph's further lines may stand to the left of it; all else ends the items that it is left of.
+            # The continuation lines of a paragraph may be indented less; any other line that is indented less than an
+            # item's text ends the item.
             if item or not before.strip() or _FENCE.match(line) or line.startswith("#"):
                 while levels and indent < levels[-1]:
                     levels.pop()
@@ -95,7 +96,7 @@ def as_python_markdown(text: str) -> str:
 
 
 def _in_same_list(written: list[str]) -> bool:
-    """Whether the line before begins an item: then this list needs no blank line."""
+    """Return whether the previous line begins an item, so that this list needs no blank line."""
     return bool(written) and _ITEM.match(written[-1]) is not None
 
 
@@ -112,7 +113,7 @@ def _outside_of_fences(text: str, change: Any) -> str:
 
 
 def _original(place: str) -> str:
-    """The path in the repository of a page of the site."""
+    """Return the path in the repository of a page of the site."""
     return next((name for name, page in TOP.items() if page == place), f"docs/{place}")
 
 
@@ -125,7 +126,7 @@ def _sources_linked_from(file: File) -> Iterator[str]:
 
 
 def _with_contents(paths: set[str]) -> set[str]:
-    """The same, and the files of each folder among them."""
+    """Return the paths, and the files in those that are folders."""
     found = set(paths)
     for path in paths:
         if (ROOT / path).is_dir():
@@ -139,7 +140,7 @@ def _source_page(path: str) -> str:
 
 
 def _text_of(path: str) -> str:
-    """The page of a file or a folder of the repository."""
+    """Return the text of the page of a file or folder of the repository."""
     if (ROOT / path).is_dir():
         names = sorted(each for each in _with_contents({path}) if each != path)
         return f"# {path}\n\n" + "".join(f"- [{name}](/{name})\n" for name in names)
@@ -157,13 +158,13 @@ def _is_below_docs(path: str) -> bool:
 
 
 def _relinked(text: str, folder: str, place: str) -> str:
-    """The text with links to files of the repository as links to pages of the site."""
+    """Replace links to files of the repository by links to pages of the site."""
 
     def link(match: re.Match[str]) -> str:
         target = match[2]
         if _is_foreign(target):
             return match[0]
-        # Pages of folders name files from the top of the repository.
+        # Pages of folders name files relative to the top of the repository.
         path = posixpath.normpath(target[1:] if target.startswith("/") else posixpath.join(folder, target))
         page = _page_of(path)
         if page is None:
@@ -174,7 +175,7 @@ def _relinked(text: str, folder: str, place: str) -> str:
 
 
 def _page_of(path: str) -> str | None:
-    """Where the site has a file of the repository, or None."""
+    """Return the page of a file of the repository; None without one."""
     if path in TOP:
         return TOP[path]
     if _is_below_docs(path):
@@ -186,7 +187,7 @@ def _page_of(path: str) -> str | None:
 
 
 def _leaves(nav: Any) -> Iterator[str]:
-    """All pages and patterns of a navigation."""
+    """Yield all pages and patterns of a navigation."""
     if isinstance(nav, str):
         yield nav
     elif isinstance(nav, dict):
@@ -198,7 +199,7 @@ def _leaves(nav: Any) -> Iterator[str]:
 
 
 def _expanded(nav: list[Any], pages: list[str]) -> list[Any]:
-    """The navigation with pages in the place of patterns; each page goes to the first pattern that it matches."""
+    """Return the navigation with patterns replaced by pages; a page replaces the first pattern that it matches."""
     left = list(pages)
 
     def pick(pattern: str) -> list[str]:

@@ -1,6 +1,6 @@
-"""A hook of MkDocs: writes the pages of the reference that come from the code: flags, subcommands, and the Python API.
+"""A hook of MkDocs that generates reference pages from the code: flags, subcommands, and the Python API.
 
-The public names are asked of the package itself. Their docstrings are read by mkdocstrings.
+The public names come from the package itself; mkdocstrings reads their docstrings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elastic_driver.cli.flags import build_parser
 
 _FROM_SOURCE = "This page is generated from the source of the version that you read about.\n"
 
-# The modules whose names users import: page, module, and what it is for.
+# The modules whose names users import: page -> module, and its purpose.
 MODULES = {
     "python/numpy": ("elastic_driver", "The API for numpy arrays, and what launches jobs from Python."),
     "python/torch": ("elastic_driver.torch", "The API for PyTorch, with the names and arguments of `horovod.torch`."),
@@ -41,7 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def flags_page() -> str:
-    """All flags of ``elasticrun``, group by group."""
+    """Return the page of all flags of ``elasticrun``, by group."""
     parser = build_parser(shows_all=True)
     parts = ["# Flags of elasticrun\n", _FROM_SOURCE, "`elasticrun --help-all` prints the same flags.\n"]
     for group in parser._action_groups:
@@ -57,7 +57,7 @@ def flags_page() -> str:
 
 
 def commands_page() -> str:
-    """The subcommands, with their flags."""
+    """Return the page of the subcommands, with their flags."""
     parts = ["# Subcommands of elasticrun\n", _FROM_SOURCE]
     for parser in _subcommands():
         parts.append(f"## {parser.prog}\n")
@@ -71,7 +71,7 @@ def commands_page() -> str:
 
 
 def module_page(name: str, purpose: str) -> str:
-    """A module's public names, each with its docstring."""
+    """Return the page of a module's public names, with their docstrings."""
     module = importlib.import_module(name)
     parts, constants = [f"# {name}\n", f"{purpose}\n"], []
     for each in public_names(module):
@@ -86,14 +86,14 @@ def module_page(name: str, purpose: str) -> str:
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """The names of a module that users may import."""
+    """Return the names in a module that users may import."""
     if module.__name__ == "elastic_driver":
-        # Its API for arrays is that of another module, and it has further names.
+        # It has the names of another module, for arrays, and further names.
         names = {*_public(importlib.import_module(vars(module)["_API"])), *vars(module)["_ELSEWHERE"]}
     elif module.__name__ == "elastic_driver.errors":
         names = {each for each, value in vars(module).items() if inspect.isclass(value)}
     else:
-        names = {*module.__all__} - {"elastic"}  # a module, which has a page of its own
+        names = {*module.__all__} - {"elastic"}  # a module, which has its own page
     return sorted(names, key=str.lower)
 
 
@@ -102,7 +102,7 @@ def _public(module: ModuleType) -> list[str]:
 
 
 def _home(module: ModuleType, name: str) -> str | None:
-    """Where the docstring of a function or a class stands; None for other values."""
+    """Return the path of the object that has the docstring of a function or class; None for other values."""
     elsewhere = vars(module).get("_ELSEWHERE", {})
     if name in elsewhere:
         return f"{elsewhere[name]}.{name}"
@@ -132,7 +132,7 @@ def _subcommands() -> Iterator[argparse.ArgumentParser]:
 
 def _table(parser: argparse.ArgumentParser, actions: list[argparse.Action]) -> str:
     rows = ["| flag | meaning |", "|---|---|"]
-    # One setting may have several spellings, each an action with the same help.
+    # A setting may have several spellings, which are actions with the same help.
     for action in actions:
         if action.help == argparse.SUPPRESS:
             continue
