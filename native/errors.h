@@ -1,4 +1,4 @@
-// What the native part throws. The binding turns each into the Python class of the same name.
+// The exceptions of the native part. The bindings convert them to the Python classes of the same names.
 #pragma once
 
 #include <cerrno>
@@ -10,31 +10,31 @@
 
 namespace elastic {
 
-// What the system says of the last call that failed.
+// The system's message for the last failed call.
 inline std::string errno_text() { return std::strerror(errno); }
 
-// A collective, or the building of a context, did not succeed.
+// A collective, or the creation of a context, has failed.
 struct CollectiveError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// It was ended by abort().
+// The operation was ended by abort().
 struct AbortedError : CollectiveError {
   using CollectiveError::CollectiveError;
 };
 
-// A peer cannot be reached, or nothing is heard of its machine any more.
+// A peer cannot be reached, or its host has become silent.
 struct UnreachableError : CollectiveError {
   using CollectiveError::CollectiveError;
 };
 
-// It did not end in the time allowed.
+// The operation did not finish in time.
 struct CollectiveTimeout : CollectiveError {
   using CollectiveError::CollectiveError;
 };
 
-// There is no memory for what an operation needs: a fault of the program, which another round would not mend. It comes
-// out as Python's MemoryError.
+// There is no memory for an operation: a fault of the program, which would recur in another round. Python gets a
+// MemoryError.
 class OutOfMemoryError : public std::bad_alloc {
  public:
   explicit OutOfMemoryError(std::string text) : text_(std::move(text)) {}

@@ -122,7 +122,7 @@ class WorkerThreads:
             task = None  # free the closure, if there is no other reference, before waiting for the next one
 
     def _next(self, worker: Worker) -> Any:
-        """Wait for the worker's next closure, and return it: any value if the worker is LOST; None to end the thread."""
+        """Wait for the worker's next closure, and return it; any value for a LOST worker; None to end the thread."""
         member = worker.member
         while not self._shared.is_closed:
             # A JOINING worker had stopped before, and gets another thread when it runs: this one would be woken for

@@ -15,7 +15,7 @@ void adasum(const std::vector<void*>& arrays, size_t count, DType dtype, const I
         dots.aa += part.aa;
         dots.bb += part.bb;
       });
-      // A zero gradient has nothing in common with the other, which counts whole.
+      // A zero gradient has nothing in common with the other one, which is added in full.
       const double keep_a = dots.aa == 0 ? 1 : 1 - dots.ab / (2 * dots.aa);
       const double keep_b = dots.bb == 0 ? 1 : 1 - dots.ab / (2 * dots.bb);
       interruption.in_pieces(count * width, [&](size_t at, size_t size) {

@@ -1,4 +1,4 @@
-// Adasum: a sum of gradients in which what they have in common counts once.
+// Adasum: a sum of gradients in which their common part counts once.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 namespace elastic {
 
 // Combines the members' arrays of `count` elements pairwise, in a tree, into the first of them. Dot products are
-// computed in float64. Only for types of floating point; throws std::invalid_argument for another, and what
-// `interruption` does.
+// computed in float64. Throws std::invalid_argument for other than floating-point types, and what `interruption`
+// throws.
 void adasum(const std::vector<void*>& arrays, size_t count, DType dtype, const Interruption& interruption);
 
 }  // namespace elastic

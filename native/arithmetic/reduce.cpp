@@ -22,7 +22,7 @@ uint32_t to_bits(float value) {
   return bits;
 }
 
-// Without a branch, so that loops vectorise: for ?: the compiler would rather jump over the arithmetic.
+// Without a branch, so that loops are vectorized: for ?: the compiler tends to emit a jump over the arithmetic.
 uint32_t select(bool condition, uint32_t yes, uint32_t no) {
   const uint32_t mask = 0u - static_cast<uint32_t>(condition);
   return (yes & mask) | (no & ~mask);
@@ -46,7 +46,7 @@ struct Float16 {
   uint16_t bits;
 
   float widen() const {
-    // Exponent and mantissa are moved into place and scaled, which takes care of subnormals; infinities and NaNs get
+    // Exponent and mantissa are moved into place and scaled, which also handles subnormals; infinities and NaNs get
     // float32's greatest exponent.
     const uint32_t magnitude = (bits & 0x7fffu) << 13;
     const float scaled = from_bits(magnitude) * from_bits(0x77800000u);  // 2**112
@@ -62,7 +62,7 @@ struct Float16 {
     const uint32_t small = to_bits(from_bits(magnitude) + 0.5f) - 0x3f000000u;
     const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
     uint32_t result = select(magnitude < 0x38800000u, small, normal);
-    result = select(magnitude >= 0x477ff000u, 0x7c00u, result);  // rounds up to above the greatest: infinity
+    result = select(magnitude >= 0x477ff000u, 0x7c00u, result);  // rounds up beyond the greatest value: infinity
     result = select(magnitude > 0x7f800000u, 0x7e00u, result);
     return {static_cast<uint16_t>(sign | result)};
   }
@@ -87,7 +87,7 @@ struct Wide<Float16> {
   static Float16 out(float value) { return Float16::narrow(value); }
 };
 
-// What is beyond the type's range becomes its end: a cast of it would be undefined.
+// Clamps to the type's range: a cast of a value outside it would be undefined.
 template <typename T>
 T saturated(double value) {
   if (value != value) return 0;
@@ -100,8 +100,8 @@ template <typename T, ReduceOp op>
 T combine(T a, T b) {
   if constexpr (op == ReduceOp::kSum || op == ReduceOp::kProduct) {
     if constexpr (std::is_integral_v<T>) {
-      // Through the unsigned type, where overflow is defined; 32 bits at least, because narrower ones would be promoted
-      // to int.
+      // By way of the unsigned type, where overflow is defined; with at least 32 bits, because narrower types would be
+      // promoted to int.
       using U = std::conditional_t<(sizeof(T) < 4), uint32_t, std::make_unsigned_t<T>>;
       const U x = static_cast<U>(a), y = static_cast<U>(b);
       return static_cast<T>(op == ReduceOp::kSum ? x + y : x * y);
@@ -150,7 +150,7 @@ void divide_by(void* data, size_t count, int members) {
   for (size_t i = 0; i < count; ++i) at[i] = Wide<T>::out(static_cast<W>(Wide<T>::in(at[i]) / divisor));
 }
 
-// The number of members may be more than the type holds.
+// For types that may not hold the number of members.
 template <typename T>
 void divide_small(void* data, size_t count, int members) {
   T* const at = static_cast<T*>(data);

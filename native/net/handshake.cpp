@@ -21,22 +21,22 @@ namespace elastic {
 namespace {
 
 constexpr int kLookMs = 5;
-// Who is silent for so long is sent away, and dials again if he is no stranger.
+// A handshake is dropped after so long a silence. A real peer then dials again.
 constexpr std::chrono::seconds kPatience{5};
-// Before a peer that has closed the connection is dialled again, and a listener that has failed is asked again.
+// The pause before a peer that has closed the connection is dialed again, and before a failed accept is retried.
 constexpr std::chrono::milliseconds kPause{20};
-// Before a peer is dialled again of which the system says that no packets come through to it, and how often.
+// The pause before a peer is dialed again that the kernel reports as unreachable, and the number of such tries.
 constexpr std::chrono::milliseconds kUnreachablePause{200};
 constexpr int kUnreachableTries = 3;
-// Guests that are kept beyond those who are awaited.
+// The number of guests (unauthenticated connections) that are kept in addition to the awaited ones.
 constexpr size_t kSpareGuests = 64;
-// Guests let in at a time, so that a flood of them does not keep this end from those that are in.
+// The number of guests accepted at a time, so that a flood of them does not delay the present ones.
 constexpr int kTurn = 256;
 
 constexpr uint32_t kGreeting = 0xe1a57002;
 constexpr size_t kNonceBytes = 16;
 constexpr size_t kNameBytes = 8;  // of the name's digest
-// Who dials: greeting, rank, name's digest, nonce. Who listens: nonce, MAC. Who dials: MAC. Who listens: welcome.
+// The dialing end: greeting, rank, name's digest, nonce. The listening end: nonce, MAC. Then MAC, and then welcome.
 constexpr size_t kHelloBytes = 2 * sizeof(uint32_t) + kNameBytes + kNonceBytes;
 constexpr size_t kAnswerBytes = kNonceBytes + kDigestBytes;
 constexpr size_t kProofBytes = kDigestBytes;
@@ -90,31 +90,31 @@ class Handshakes {
     return std::move(met_);
   }
 
-  // It has ended in another way.
+  // Notes silent peers after another failure has ended the handshakes.
   void suspect() {
     if (reach_.limited()) listen_for_signs(Clock::now()).suspect();
   }
 
  private:
   enum class Step { kConnecting, kHello, kAnswer, kProof, kWelcome };
-  // A connection on which nothing but the handshake was said yet.
+  // A connection whose handshake is not finished.
   struct Talk {
     uint64_t id;
     Descriptor socket;
     Step step;
-    size_t wanted;  // where this end is dialled: known after the hello
+    size_t wanted;  // if this end listens: known after the hello
     Clock::time_point until;
-    std::string heard;  // of the step's message
-    std::string nonce;  // this end's, where it dials
+    std::string heard;  // the received part of the step's message
+    std::string nonce;  // this end's, if it dials
     std::string transcript;
     Silence silence;
   };
-  // What has come of dialling a peer so far.
+  // The attempts to dial a peer so far.
   struct Call {
-    int failed = 0;            // tries that have come to an error which says that it cannot be reached
-    Clock::duration silent{};  // for how long nothing has come back
+    int failed = 0;            // tries that failed because the peer is unreachable
+    Clock::duration silent{};  // how long the peer's host has been silent
   };
-  using Talks = std::map<uint64_t, Talk>;  // in the order of their coming
+  using Talks = std::map<uint64_t, Talk>;  // in the order of their beginning
 
   static constexpr uint64_t kListener = 0;
 
@@ -141,7 +141,7 @@ class Handshakes {
     return text;
   }
 
-  // --- dialling ---
+  // --- dialing ---
 
   std::string peer_of(size_t wanted) const {
     const Wanted& peer = wanted_[wanted];
@@ -167,7 +167,7 @@ class Handshakes {
                    Talk{id, std::move(socket), Step::kConnecting, wanted, Clock::time_point::max(), {}, {}, {}, {}});
   }
 
-  // The call has come to an error: it is made again, or there is no use in that.
+  // Handles a failed call: dials again later, or throws if that is useless.
   void fail(size_t wanted, int error) {
     const std::string what = "cannot connect to " + peer_of(wanted) + ": " + std::strerror(error);
     if (!says_unreachable(error)) throw CollectiveError(what);
@@ -175,7 +175,7 @@ class Handshakes {
     again_.emplace(Clock::now() + kUnreachablePause, wanted);
   }
 
-  // Whether those who are dialled are there: their kernels answer, even while they themselves do not.
+  // Checks that the hosts of dialed peers are up: their kernels answer even while the peers themselves do not.
   Look listen_for_signs(Clock::time_point now) {
     const auto passed = counted(now - std::exchange(heard_looked_, now));
     Look look(reach_, self_.rank, now);
@@ -193,7 +193,7 @@ class Handshakes {
     return look;
   }
 
-  // --- being dialled ---
+  // --- listening ---
 
   void welcome_guests() {
     for (int i = 0; i < kTurn; ++i) {
@@ -202,7 +202,7 @@ class Handshakes {
         if (errno == EAGAIN) return;
         if (errno == EINTR || errno == ECONNABORTED) continue;
         if ((errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) && drop_a_guest()) continue;
-        // It would be ready again at once, and fail again.
+        // The listener would be ready again at once, and fail again.
         watch(EPOLL_CTL_MOD, listener_, kListener, 0);
         listens_again_ = Clock::now() + kPause;
         return;
@@ -215,14 +215,14 @@ class Handshakes {
     }
   }
 
-  // The oldest: who belongs here needs but a moment, and comes again. Whether there was one.
+  // Drops the oldest guest: a real peer needs only a moment, and dials again. Returns whether there was one.
   bool drop_a_guest() {
     if (guests_.empty()) return false;
     end(talks_.find(*guests_.begin()));
     return true;
   }
 
-  // --- both ---
+  // --- both ends ---
 
   void look_after(Clock::time_point now) {
     if (now >= listens_again_) {
@@ -241,12 +241,12 @@ class Handshakes {
     }
   }
 
-  // It came to nothing.
+  // Ends a failed handshake.
   void end(Talks::iterator talk) {
     if (guests_.erase(talk->first) != 0) {
       ++strangers_;
     } else {
-      // The peer has many guests, and dropped the wrong one; or it ends, and will refuse the next call.
+      // The peer has many guests, and dropped this one; or it is ending, and will refuse the next call.
       again_.emplace(Clock::now() + kPause, talk->second.wanted);
     }
     talks_.erase(talk);
@@ -261,11 +261,11 @@ class Handshakes {
   }
 
   static bool say(const Talk& talk, const std::string& bytes) {
-    // A new connection has room for these few bytes.
+    // The buffer of a new connection has room for these few bytes.
     return send(talk.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
   }
 
-  // Who has dialled whom, for what, with which nonces and over which connection.
+  // The authenticated data: both ranks and their roles, the purpose, the nonces and the addresses.
   std::string transcript(const Talk& talk, bool dialled_here, const std::string& dialler_nonce,
                          const std::string& listener_nonce) const {
     const Wanted& peer = wanted_[talk.wanted];
@@ -286,14 +286,14 @@ class Handshakes {
     return hmac_sha256(self_.key, "elastic_driver handshake " + std::string(role) + "\n" + transcript);
   }
 
-  // False when it is over without success.
+  // Continues a handshake. Returns false if it has failed.
   bool go_on(Talk& talk) {
     if (talk.step == Step::kConnecting) return begin(talk);
     const size_t wanted_bytes = talk.step == Step::kHello    ? kHelloBytes
                                 : talk.step == Step::kAnswer ? kAnswerBytes
                                 : talk.step == Step::kProof  ? kProofBytes
                                                              : kWelcomeBytes;
-    // Not a byte more: what follows is for whoever gets the connection.
+    // Reads no byte beyond the message: the rest is for the user of the connection.
     char bytes[std::max(kHelloBytes, kAnswerBytes)];
     const ssize_t got = recv(talk.socket.get(), bytes, wanted_bytes - talk.heard.size(), 0);
     if (got <= 0) return got < 0 && (errno == EAGAIN || errno == EINTR);
@@ -329,7 +329,7 @@ class Handshakes {
       fail(wanted, error);
       return true;
     }
-    // Nobody listens there any more, and the system has given this end that very port: it is connected to itself.
+    // The peer no longer listens, and the kernel has given its port to this end, which has connected to itself.
     if (own_end(talk.socket.get()) == far_end(talk.socket.get())) return false;
     talk.nonce = random_bytes(kNonceBytes);
     const uint32_t head[2] = {kGreeting, static_cast<uint32_t>(self_.rank)};
@@ -375,10 +375,10 @@ class Handshakes {
   std::map<std::pair<int, std::string>, size_t> awaited_;
   Descriptor epoll_;
   Talks talks_;
-  std::set<uint64_t> guests_;                       // of the talks, those of who has dialled this end
-  std::multimap<Clock::time_point, size_t> again_;  // to be dialled again
+  std::set<uint64_t> guests_;                       // the talks in which the peer has dialed
+  std::multimap<Clock::time_point, size_t> again_;  // to dial again
   Clock::time_point listens_again_ = Clock::time_point::max();
-  Clock::time_point heard_looked_ = Clock::now();  // when it was last looked who is there
+  Clock::time_point heard_looked_ = Clock::now();  // when the hosts were last checked
   uint64_t next_id_ = kListener + 1;
   uint64_t strangers_ = 0;
 };

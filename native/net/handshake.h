@@ -1,9 +1,9 @@
-// Connections between ranks, each proven at both ends before anything else is said on it.
+// Connections between ranks. Both ends authenticate each other before they send anything else.
 //
-// Ranks of a job share a key. Who dials sends a number that nobody has used before, who listens answers with one of
-// its own, and then each shows the other a MAC over both, over what they meet for, over who is who, and over both
-// ends' addresses as it sees them itself. The key never travels, what one end has shown is of no use to show
-// elsewhere, and who sits between the two sees two connections with different ends: what he passes on proves nothing.
+// The ranks of a job share a key. The dialing end sends a fresh nonce, the listening end answers with a nonce of its
+// own, and then each end sends a MAC over both nonces, the purpose, both ranks and their roles, and the addresses of
+// both ends as it sees them itself. So the key is never sent, a MAC cannot be replayed elsewhere, and the MACs that a
+// man in the middle relays are invalid, since there are two connections with different ends.
 #pragma once
 
 #include <chrono>
@@ -18,26 +18,26 @@ namespace elastic {
 
 struct Identity {
   int rank = 0;
-  std::string key;      // the same on all ranks of the job, and known to nobody else
-  std::string purpose;  // what they meet for, in which round; the same on all
+  std::string key;      // the same on all ranks of the job, and secret
+  std::string purpose;  // the purpose of the connections, and the round; the same on all ranks
 };
 
-// A connection to be made. Both ends want it: one dials, the other is dialled.
+// A connection to establish. Both ends want it: one dials, the other listens.
 struct Wanted {
   int rank;          // of the peer
-  std::string name;  // tells it from others with the same peer; the same at both ends
-  bool dials;        // whether this end does
-  Place place;       // where the peer listens, if so
+  std::string name;  // distinguishes connections to the same peer; the same at both ends
+  bool dials;        // whether this end dials
+  Place place;       // where the peer listens, if this end dials
 };
 
 using Clock = std::chrono::steady_clock;
-// Called while something blocks, each few milliseconds; throws when it is to end.
+// Called every few milliseconds while an operation blocks; throws to end it.
 using Check = std::function<void()>;
 
-// Connects all, and returns their sockets, in the order of `wanted`, which do not block. The listener is needed where
-// this end is dialled. Strangers that come are sent away: of those who have proven nothing yet only so many are kept.
-// Throws UnreachableError when nothing is heard from where this end dials for the limit of `reach`, CollectiveTimeout,
-// naming who is missing, CollectiveError when a peer is gone, and what `check` throws.
+// Establishes all connections, and returns their non-blocking sockets in the order of `wanted`. The listener is needed
+// if this end listens for any of them. Connections of strangers are closed, and the number of unauthenticated ones is
+// limited. Throws UnreachableError if a dialed host is silent for the limit of `reach`, CollectiveTimeout, which names
+// the missing ranks, CollectiveError if a peer is gone, and what `check` throws.
 std::vector<Descriptor> shake_hands(const Identity& self, int listener, const std::vector<Wanted>& wanted,
                                     Clock::time_point deadline, const Check& check, const Reach& reach = {});
 

@@ -98,7 +98,7 @@ bool same_secret(std::string_view one, std::string_view other) {
 
 std::string random_bytes(size_t count) {
   std::string bytes(count, 0);
-  // Up to 256 bytes come whole.
+  // getrandom returns up to 256 bytes completely.
   if (getrandom(bytes.data(), count, 0) != static_cast<ssize_t>(count)) {
     throw CollectiveError(std::string("cannot get random bytes: ") + std::strerror(errno));
   }

@@ -1,5 +1,5 @@
-// HMAC-SHA256 (RFC 2104, FIPS 180-4), for the few hundred bytes with which ranks prove themselves to each other: a
-// cryptographic library would be one more thing to link, and one more to bundle.
+// HMAC-SHA256 (RFC 2104, FIPS 180-4), for the few hundred bytes with which ranks authenticate each other: a
+// cryptographic library would be another dependency to link and to bundle.
 #pragma once
 
 #include <string>
@@ -12,10 +12,10 @@ constexpr size_t kDigestBytes = 32;
 std::string sha256(std::string_view bytes);
 std::string hmac_sha256(std::string_view key, std::string_view bytes);
 
-// Whether both are the same, in a time that tells nothing of where they differ.
+// Returns whether both are equal. The time that it takes does not depend on where they differ.
 bool same_secret(std::string_view one, std::string_view other);
 
-// Throws CollectiveError where the system has none.
+// Throws CollectiveError if the system has no random bytes.
 std::string random_bytes(size_t count);
 
 }  // namespace elastic

@@ -18,12 +18,12 @@ namespace {
 
 using Clock = Silence::Clock;
 
-// The most that the kernel takes. It would close the connection after as many that nothing came of.
+// The kernel's maximum. It would close the connection after so many unanswered keep-alives.
 constexpr int kMostKeepAlives = 127;
 
-// Where Linux has what in TCP_INFO: the system's headers may be older than its kernel.
+// The offsets of fields in Linux's TCP_INFO: the system's headers may be older than its kernel.
 constexpr size_t kInfoBytes = 232;
-constexpr size_t kRetransmissionsAt = 2, kProbesAt = 3;  // bytes; of what is not answered yet
+constexpr size_t kRetransmissionsAt = 2, kProbesAt = 3;  // one byte each; count unanswered packets
 constexpr size_t kSegmentBytesAt = 16, kUnacknowledgedAt = 24, kLastDataAt = 52, kLastAcknowledgementAt = 56;
 constexpr size_t kSegmentsInAt = 140, kUnsentAt = 144, kWindowAt = 228;
 
@@ -41,13 +41,13 @@ class Info {
     return value;
   }
   unsigned byte(size_t at) const { return static_cast<unsigned char>(bytes_[at]); }
-  // How long ago something came that was not a keep-alive.
+  // The time since the last packet other than a keep-alive.
   Clock::duration heard_ago() const {
     return std::chrono::milliseconds(std::min(get(kLastDataAt), get(kLastAcknowledgementAt)));
   }
-  // Whether all that was sent is acknowledged, and the other end has no room for what is left. Its process does not
-  // read: it may be stopped. Room is asked for ever more seldom, so that seconds without an answer say nothing.
-  // Keep-alives are not sent meanwhile; the other end's would be heard.
+  // Whether everything sent is acknowledged, and the peer's receive window has no room for the rest: its process does
+  // not read, and may be stopped. The kernel probes the window at growing intervals, so some seconds without an answer
+  // mean nothing. It sends no keep-alives meanwhile; the peer's own would be noticed.
   bool is_held_up() const {
     if (get(kUnacknowledgedAt) != 0 || get(kUnsentAt) == 0) return false;
     return !has(kWindowAt) || get(kWindowAt) < std::min(get(kUnsentAt), get(kSegmentBytesAt));
@@ -58,8 +58,8 @@ class Info {
   size_t length_ = 0;
 };
 
-// Silence of this length is noted when something else has ended the operation. The ends of one cut have heard each
-// other last a second apart, at most, and look half a second apart.
+// The length of silence that is noted after another failure. The last packets that the two ends of a network cut have
+// received are at most a second apart, and their checks half a second.
 Clock::duration suspicious(const Reach& reach) {
   const double limit = reach.limit.count();
   return std::chrono::duration_cast<Clock::duration>(
@@ -88,7 +88,7 @@ void Silence::begin(int socket, const Reach& reach) {
   if (begun_ || !reach.limited()) return;
   begun_ = true;
   const int on = 1, count = kMostKeepAlives;
-  // With a long limit seldom enough for the kernel not to come before it.
+  // With a long limit, the interval is so long that the kernel does not close the connection first.
   const int interval = std::max(1, static_cast<int>(reach.limit.count() / (kMostKeepAlives / 2)));
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &interval, sizeof(interval));
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
@@ -99,7 +99,7 @@ void Silence::begin(int socket, const Reach& reach) {
 Clock::duration Silence::look(int socket, const Reach& reach, Clock::time_point now) {
   begin(socket, reach);
   const Info info(socket);
-  // A system that does not say how much it has received says nothing of silence either.
+  // Without the kernel's count of received segments, silence cannot be measured.
   if (!info.has(kUnsentAt) || info.get(kSegmentsInAt) == 0) return {};
   const uint32_t before = std::exchange(segments_, info.get(kSegmentsInAt));
   const auto passed = now - std::exchange(looked_, now);
@@ -166,7 +166,7 @@ bool says_unreachable(int error) {
     case EHOSTDOWN:
     case ENETDOWN:
     case ETIMEDOUT:
-    // A route or a filter of this machine lets nothing out.
+    // A route or a packet filter of this host blocks the packets.
     case EACCES:
     case EPERM:
     case EINVAL:

@@ -1,8 +1,8 @@
-// Whether the machines at the other ends of connections are still heard.
+// Checks whether the hosts at the other ends of connections can still be reached.
 //
-// What counts is what the other end's kernel sends, as that goes on while a process is stopped: keep-alives have it
-// answer each second. So a peer that is slow, or stopped, is never taken for one that cannot be reached. A cable that
-// is cut, or a machine that is gone, closes no connection: silence is all there is to see of it.
+// Packets of the peer's kernel count, which sends them also while its process is stopped: it answers a keep-alive each
+// second. So a slow or stopped peer is never considered unreachable. A cut cable or a dead host closes no connection:
+// silence is its only symptom.
 #pragma once
 
 #include <chrono>
@@ -15,14 +15,14 @@
 
 namespace elastic {
 
-// How often connections are looked at, about.
+// How often connections are checked, approximately.
 constexpr std::chrono::milliseconds kLookInterval{500};
 
-// The ranks that were found unreachable. Any thread.
+// The ranks that were found unreachable. Thread-safe.
 class Unreachable {
  public:
   void add(const std::vector<int>& ranks);
-  // In order.
+  // In ascending order.
   std::vector<int> ranks() const;
 
  private:
@@ -30,25 +30,24 @@ class Unreachable {
   std::set<int> ranks_;
 };
 
-// What a rank goes by.
+// The limit of silence, and the ranks that have exceeded it.
 struct Reach {
-  // For how long a peer may be silent of which something is awaited; 0: for ever. At least 2 s: whoever is there is
-  // heard each second.
+  // How long an awaited peer may be silent; 0: for ever. At least 2 s: a reachable host sends a packet each second.
   std::chrono::duration<double> limit{0};
   std::shared_ptr<Unreachable> found = std::make_shared<Unreachable>();
 
   bool limited() const { return limit.count() > 0; }
 };
 
-// For how long nothing has been heard on one connection. Only time at whose end somebody has looked counts: a process
-// that was stopped, or got no processor, begins anew.
+// How long a connection has been silent. Only time between regular checks counts, so the time during which this process
+// was stopped or got no CPU does not.
 class Silence {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Has the kernel ask the other end for a sign of life whenever nothing was heard of it for a second.
+  // Lets the kernel send a keep-alive after each second of silence.
   void begin(int socket, const Reach& reach);
-  // A look.
+  // Checks the connection. Returns the length of its silence.
   Clock::duration look(int socket, const Reach& reach, Clock::time_point now);
 
  private:
@@ -58,15 +57,15 @@ class Silence {
   Clock::duration length_{};
 };
 
-// Whether, by what the kernel has noted, nothing was heard on a connection for almost the limit, though it was asked
-// for. For when something else has ended what was waited for: the other end of the same cut may have been quicker, and
-// all that is seen of that here is connections that others have closed.
+// Returns whether, by the kernel's records, a connection has been silent for almost the limit in spite of requests. For
+// waits that have ended for another reason: the peer on the other side of a network cut may have been quicker, and then
+// only the connections that other ranks have closed are visible here.
 bool is_suspicious(int socket, const Reach& reach);
 
-// What of the time since the last look counts.
+// Returns the part of the time since the last check that counts as silence.
 std::chrono::steady_clock::duration counted(std::chrono::steady_clock::duration since_last_look);
 
-// One look at several connections.
+// One check of several connections.
 class Look {
  public:
   using Clock = Silence::Clock;
@@ -74,14 +73,14 @@ class Look {
   // `rank`: of this process.
   Look(const Reach& reach, int rank, Clock::time_point now) : reach_(reach), rank_(rank), now_(now) {}
 
-  // At a connection on which something is awaited of a rank.
+  // Checks a connection on which a message of a rank is awaited.
   void at(int rank, int socket, Silence& silence);
-  // Of a rank of which silence was found in another way. `where` it is, and this process.
+  // Adds the silence of a rank, found in another way. `where` and `here`: the addresses of the rank and this process.
   void add(int rank, Clock::duration silence, std::string where, std::string here);
 
-  // Throws UnreachableError when a rank was silent for too long.
+  // Throws UnreachableError if a rank was silent for too long.
   void judge() const;
-  // Notes those of whom that would have been found in a moment; see is_suspicious().
+  // Notes the ranks that would soon have been found unreachable; see is_suspicious().
   void suspect() const;
 
  private:
@@ -94,10 +93,10 @@ class Look {
   const Reach& reach_;
   const int rank_;
   const Clock::time_point now_;
-  std::vector<Seen> seen_;  // only who is silent for long
+  std::vector<Seen> seen_;  // only ranks with a long silence
 };
 
-// Whether an error of a connection says that no packets come through, and not that somebody answers.
+// Returns whether an error of a connection means that packets do not get through, rather than a refusal by the peer.
 bool says_unreachable(int error);
 
 // Notes that a rank cannot be reached because of such an error, and throws UnreachableError.

@@ -18,7 +18,7 @@
 namespace elastic {
 namespace {
 
-// For what the program opens meanwhile.
+// Spare descriptors for files that the program opens meanwhile.
 constexpr size_t kSpareDescriptors = 64;
 
 using NameCall = int (*)(int, sockaddr*, socklen_t*);
@@ -94,11 +94,11 @@ std::pair<Descriptor, uint16_t> listen_on(const std::string& host, PortRange por
   for (unsigned i = 0; i < count; ++i) {
     Descriptor listener(socket(own.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     port = htons(static_cast<uint16_t>(ports.low + (static_cast<unsigned>(start) + i) % count));
-    // The connections of earlier rounds have the ports that they were made at, and are in nobody's way.
+    // Connections of earlier rounds still use the ports at which they were accepted, but do not conflict.
     const int on = 1;
     if (!ports.any()) setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
     socklen_t length = sizeof(own.storage);
-    // Two may have bound one port, of whom only one can listen.
+    // Two processes may have bound the same port, of which only one can listen.
     if (listener.open() && bind(listener.get(), own.get(), own.length) == 0 && listen(listener.get(), SOMAXCONN) == 0 &&
         getsockname(listener.get(), reinterpret_cast<sockaddr*>(&own.storage), &length) == 0) {
       return {std::move(listener), ntohs(port)};

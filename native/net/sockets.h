@@ -1,4 +1,4 @@
-// Sockets of this process, and how many it may have.
+// Sockets of this process, and its limit of open files.
 #pragma once
 
 #include <sys/socket.h>
@@ -10,7 +10,7 @@
 
 namespace elastic {
 
-// A descriptor and its end.
+// A file descriptor that is closed with its owner.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -27,7 +27,7 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// Where somebody listens.
+// The address at which a process listens.
 struct Place {
   std::string host;
   uint16_t port = 0;
@@ -40,10 +40,10 @@ struct SocketAddress {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 
-// Throws CollectiveError when there is no such host.
+// Throws CollectiveError if the host cannot be resolved.
 SocketAddress resolve(const Place& place);
 
-// The ports at which this process may listen, as a firewall lets them through.
+// The range of ports at which this process may listen: those that a firewall permits.
 struct PortRange {
   uint16_t low = 0;  // 0: any
   uint16_t high = 0;
@@ -51,23 +51,22 @@ struct PortRange {
   bool any() const { return low == 0; }
 };
 
-// Throws std::invalid_argument for numbers that are no ports, or in the wrong order. 0 and 0: any.
+// Throws std::invalid_argument for invalid ports, or if they are in the wrong order. 0 and 0: any.
 PortRange port_range(int low, int high);
 
-// A listening socket on a free port of a local address, and that port. Of a range the first that is free is taken,
-// from the one on that `start` counts to, so that processes with different ones do not all try the same. Throws
-// CollectiveError.
+// Returns a listening socket at a local address, and its port. From a range it uses the first free port, counted from
+// the offset `start`, so that processes with different offsets try different ports first. Throws CollectiveError.
 std::pair<Descriptor, uint16_t> listen_on(const std::string& host, PortRange ports = {}, int start = 0);
 
-// "address:port" at this end and at the other end of a connection; "" where there is none.
+// "address:port" of this end and of the peer's end of a connection; "" if there is none.
 std::string own_end(int socket);
 std::string far_end(int socket);
 // The addresses alone.
 std::string own_host(int socket);
 std::string far_host(int socket);
 
-// Sees to it that this process may open so many more files: raises its limit as far as is needed and allowed. Throws
-// CollectiveError where that is too little; `what` they are for.
+// Raises the limit of open files, as far as needed and allowed, so that this process can open so many more. Throws
+// CollectiveError if that is too few; `what` they are for.
 void require_descriptors(size_t more, const std::string& what);
 
 }  // namespace elastic

@@ -1,4 +1,4 @@
-// How numbers and texts of the engine's messages are written: whole numbers in 7-bit groups, least significant first.
+// The encoding of numbers and texts in the engine's messages: integers in 7-bit groups, least significant first.
 #pragma once
 
 #include <climits>
@@ -34,7 +34,7 @@ class Writer {
   std::string out_;
 };
 
-// Throws CollectiveError for a message that ends too early: the sender is of another version, or no worker at all.
+// Throws CollectiveError for a truncated message: the sender has another version, or is not a worker.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : rest_(bytes) {}
@@ -54,7 +54,7 @@ class Reader {
     if (value > INT_MAX) throw CollectiveError("cannot read a peer's message: a number is too large");
     return static_cast<int>(value);
   }
-  // A size, or an extent: not negative.
+  // A size or an extent, which is not negative.
   int64_t size() {
     const uint64_t value = number();
     if (value > INT64_MAX) throw CollectiveError("cannot read a peer's message: a size is negative");
@@ -72,7 +72,7 @@ class Reader {
     rest_.remove_prefix(size);
     return found;
   }
-  // All that is left.
+  // The remaining bytes.
   std::string_view rest() { return raw(rest_.size()); }
 
  private:

@@ -1,4 +1,4 @@
-// The engine's declarations for Python. Operations come as elastic_driver.worker.engine.Operation.
+// The Python bindings of the engine. Operations are passed as elastic_driver.worker.engine.Operation.
 #include "python/engine_module.h"
 
 #include <nanobind/ndarray.h>
@@ -27,15 +27,15 @@ namespace nb = nanobind;
 namespace elastic {
 namespace {
 
-// A wait is cut into pieces, so that signals are handled.
+// Waits are sliced, so that signals are handled in between.
 constexpr std::chrono::milliseconds kSlice{100};
 
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 
 Bytes bytes_array(void* data, size_t bytes, nb::handle owner) { return Bytes(data, {bytes}, owner); }
 
-// What owns the memory of operations, on its way back to Python: the engine lets go of it in a thread that has nothing
-// to do with Python. A stack that needs no lock, so that a fork finds it usable.
+// Owners of operations' memory that are on their way back to Python: the engine releases them in a thread without the
+// GIL. A lock-free stack, so that it is usable after a fork.
 struct Owner {
   PyObject* object;
   Owner* next = nullptr;
@@ -48,13 +48,13 @@ void release(Owner* owner) {
   }
 }
 
-// With Python's lock: lets go of what was released so far.
+// Drops the references that were released so far. With the GIL.
 void free_released() {
   Owner* owner = released.exchange(nullptr);
   while (owner != nullptr) {
     const std::unique_ptr<Owner> last(owner);
     owner = owner->next;
-    Py_DECREF(last->object);  // may be anything, and call back into this module
+    Py_DECREF(last->object);  // its destructor may run any code, also this module's
   }
 }
 
@@ -65,7 +65,7 @@ std::shared_ptr<void> keep(nb::handle object) {
   return std::shared_ptr<Owner>(owner, release);
 }
 
-// What Python holds of an operation.
+// Python's handle of an operation.
 struct Handle {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<Operation> operation;
@@ -88,8 +88,8 @@ struct Handle {
     engine->check(operation);
   }
 
-  // [(memory, rows, received), ...]: arrays over memory that they share with the operation, and with those of other
-  // calls. So nothing is given away that a caller could lose, and it does not matter who comes first.
+  // [(memory, rows, received), ...]: arrays that share the operation's memory, also with the arrays of other calls. So
+  // callers cannot lose the outputs, and their order does not matter.
   nb::list outputs() const {
     nb::list found;
     for (const Operation::Output& output : operation->outputs) {
@@ -180,7 +180,7 @@ Handle submit(const std::shared_ptr<Engine>& engine, nb::handle what) {
   }
   const auto name = nb::cast<std::string>(what.attr("name"));
   free_released();
-  // From here to the end no signal's handler runs: either the engine has the operation and its memory's owner, or
+  // No signal handler runs from here to the end, so the engine has both the operation and its memory's owner, or
   // neither.
   std::shared_ptr<void> owner = keep(what.attr("keep"));
   const nb::gil_scoped_release unlocked;
@@ -205,8 +205,8 @@ std::shared_ptr<Engine> make(int rank, int size, size_t fusion_bytes, double sta
   return std::make_shared<Engine>(rank, size, options);
 }
 
-// What Python is to run: (the memory's owner or None, turn, kind, reduction, root, prescale, postscale, process set,
-// [(dtype, shape), ...], sizes); None when there is nothing.
+// Returns the operation that Python has to run: (the memory's owner or None, turn, kind, reduction, root, prescale,
+// postscale, process set, [(dtype, shape), ...], sizes); None if there is none.
 nb::object next_turn(const std::shared_ptr<Engine>& engine, double timeout_s) {
   std::optional<Engine::Turn> turn;
   {
@@ -245,14 +245,14 @@ nb::object allocate(Engine& engine, size_t bytes) {
   return nb::cast(bytes_array(memory, bytes, owner));
 }
 
-// As Python's own functions wait, and not as nanobind's do: when the interpreter ends, who asks for its lock is unwound
-// (pthread_exit), and through frames of nanobind's, or past a destructor, that would end the process by std::terminate.
+// A plain C function, not one of nanobind's: when the interpreter ends, a thread that acquires the GIL is unwound
+// (pthread_exit), which would call std::terminate in a frame of nanobind or with a destructor.
 PyObject* asked_for_stacks(PyObject* /*module*/, PyObject* /*unused*/) {
   for (;;) {
     PyThreadState* const unlocked = PyEval_SaveThread();
     stacks::wait();
     PyEval_RestoreThread(unlocked);
-    // Only now, with the lock: until it could be had, a second signal may have been answered by the handler before.
+    // Only now, with the GIL: until it was acquired, the previous handler may have answered a second signal.
     const int signal = stacks::claim();
     if (signal != 0) return PyLong_FromLong(signal);
   }

@@ -1,6 +1,5 @@
-// elastic_driver._native: declarations for Python. Arguments are checked here, work is done without the interpreter's
-// lock.
-#include <cstdio>  // nanobind's headers take it for included, which Python.h does not do under the stable ABI
+// elastic_driver._native: the Python bindings. Arguments are checked here, and work is done without the GIL.
+#include <cstdio>  // nanobind's headers rely on it, and Python.h does not include it under the stable ABI
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
@@ -55,7 +54,7 @@ Seconds checked(double timeout_s) {
 
 using Plan = std::tuple<std::string, std::vector<int>, int>;
 
-// Shared with an engine, whose thread may be in it when Python drops it.
+// Shared with an engine, whose thread may be using it when Python drops it.
 std::shared_ptr<ContextGroup> make(const std::vector<Plan>& groups, const std::string& host, const nb::bytes& key,
                                    const std::string& purpose, std::pair<int, int> ports, double host_timeout_s) {
   if (!(host_timeout_s >= 0)) throw std::invalid_argument("host_timeout_s must not be below 0");
@@ -138,7 +137,7 @@ void allgather(ContextGroup& self, const std::string& group, nb::handle input, n
 
 }  // namespace
 
-// Every CPython has one of the two, the latter from 3.13 on. The stable ABI of 3.12 promises neither.
+// Every CPython has one of the two, the latter since 3.13. The stable ABI of 3.12 guarantees neither.
 extern "C" {
 __attribute__((weak)) int _Py_IsFinalizing(void);
 __attribute__((weak)) int Py_IsFinalizing(void);
@@ -157,7 +156,8 @@ void park_while_finalizing() {
 
 using SetTerminate = std::terminate_handler (*)(std::terminate_handler) noexcept;
 
-// libstdc++'s own, where it is loaded and is not what this is built with: a wheel has a C++ library inside.
+// The set_terminate of libstdc++, if that is loaded and is not the library that this is built with: a wheel contains a
+// C++ library of its own.
 SetTerminate foreign_set_terminate() {
   void* const library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return nullptr;
@@ -168,9 +168,9 @@ SetTerminate foreign_set_terminate() {
 std::terminate_handler former_terminate = nullptr;
 std::terminate_handler former_foreign_terminate = nullptr;
 
-// A thread that comes back to Python while the interpreter ends is ended by it, by an exception of the C library that
-// C++ frames with noexcept turn into std::terminate: the process would die of a thread that nobody waits for. The
-// frames are ours, or PyTorch's.
+// When the interpreter ends, it ends each thread that acquires the GIL, by a C library exception that noexcept C++
+// frames, of this module or of PyTorch, turn into std::terminate. Then a thread that is no longer needed would crash
+// the process, so it is paused instead.
 void park_threads_at_exit() {
   if (former_terminate == nullptr) {
     former_terminate = std::set_terminate([] {
@@ -191,7 +191,7 @@ void park_threads_at_exit() {
 
 NB_MODULE(_native, module) {
   module.def("park_threads_at_exit", &park_threads_at_exit);
-  // Contexts that live until the interpreter's end, and a forked child's, which are its parent's, are no leaks of ours.
+  // Contexts that live until the interpreter's end, and those that a forked child inherits, are not leaks.
   nb::set_leak_warnings(false);
   module.doc() = "The engine and the Gloo contexts of one worker in one round; see elastic_driver/_native.pyi.";
   const nb::object base = nb::exception<elastic::CollectiveError>(module, "CollectiveError", PyExc_RuntimeError);

@@ -1,5 +1,5 @@
-// nanobind's own code, compiled with ours: it comes as source. Found among the system's headers, its warnings are its
-// own.
+// nanobind's own code, which is distributed as source, compiled with this module's. As a system header, it may cause
+// warnings.
 #include <cstdio>
 
 #include <nb_combined.cpp>

@@ -23,15 +23,15 @@ namespace elastic::vitals {
 
 struct State {
   std::atomic<Page*> page{nullptr};
-  std::mutex opening;  // of open() and close()
+  std::mutex opening;  // held by open() and close()
   std::thread thread;
-  std::mutex ending;  // guards what follows
+  std::mutex ending;  // guards the following
   std::condition_variable ended;
   bool ends = false;
-  std::mutex waiting;  // guards what follows, the page's waits_since, and its steps
+  std::mutex waiting;  // guards the following, the page's waits_since, and its steps
   int waiters = 0;
   uint64_t stepped_at = 0, waited_then = 0;  // the end of the last step; 0 if a round has begun since
-  std::mutex telling;                        // guards what follows
+  std::mutex telling;                        // guards the following
   std::function<std::optional<std::string>()>* source = nullptr;
 };
 
@@ -39,8 +39,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kBeat{250};
 
-// Never freed: threads are in it until the process is gone. In a forked child it is another one, since nobody there
-// unlocks what was locked.
+// Never freed: threads use it until the process ends. A forked child has another one, since no thread there unlocks the
+// mutexes that were locked.
 std::atomic<State*> current{nullptr};
 
 void make_in_child() { current.store(new State); }
@@ -62,7 +62,7 @@ uint64_t now() {
   return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(time.tv_nsec);
 }
 
-// This process, as the system that shows the page's file numbers it; 0 when it does not.
+// The pid of this process in the namespace of /proc, through which the page's file is opened; 0 if it has none there.
 uint64_t own_number() {
   char link[32] = {};
   if (readlink("/proc/self", link, sizeof(link) - 1) <= 0) return 0;
@@ -112,7 +112,7 @@ Page* map(const std::string& path) {
   ::close(descriptor);
   if (memory == MAP_FAILED) return nullptr;
   auto* const found = static_cast<Page*>(memory);
-  // Any other file that has this name where processes are numbered otherwise is left as it is.
+  // In another pid namespace, this path may name any other file, which is left unchanged.
   if (found->magic == kMagic && found->version == kVersion && found->bytes == kPageBytes) return found;
   munmap(memory, kPageBytes);
   return nullptr;
@@ -120,7 +120,7 @@ Page* map(const std::string& path) {
 
 void stop(State& own) {
   if (!own.thread.joinable()) return;
-  own.page.store(nullptr);  // stays mapped: others may be writing
+  own.page.store(nullptr);  // stays mapped: other threads may be writing
   {
     const std::lock_guard<std::mutex> lock(own.ending);
     own.ends = true;
@@ -146,7 +146,7 @@ bool open(const std::string& path) {
     return false;
   }
   stop(own);
-  // What was there is of a process that is no more, or of this one before it has called exec.
+  // The old contents are a dead process's, or this one's from before its exec.
   for (auto* field : {&found->round, &found->steps, &found->submitted, &found->finished, &found->waits_since,
                       &found->waited, &found->commits, &found->committed_at, &found->dumps, &found->stepping}) {
     field->store(0);
@@ -163,7 +163,7 @@ bool open(const std::string& path) {
   }
   write_text(*found, "");
   found->pulse.store(now());
-  // Signals are for the threads that run Python.
+  // The thread must not handle signals: those are for threads that run Python.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -172,7 +172,7 @@ bool open(const std::string& path) {
       pthread_setname_np(pthread_self(), "elastic-pulse");
       beat(own, *found, pid);
     });
-  } catch (const std::system_error&) {  // no thread is to be had
+  } catch (const std::system_error&) {  // no thread can be started
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     found->pid.store(0);
     munmap(found, kPageBytes);
@@ -194,7 +194,7 @@ void enter_round(uint64_t round, int64_t rank) {
   Page* const to = own.page.load(std::memory_order_acquire);
   if (to == nullptr) return;
   const std::lock_guard<std::mutex> lock(own.waiting);
-  own.stepped_at = 0;  // the step under way says nothing of this rank
+  own.stepped_at = 0;  // the current step has no time in this round
   to->rank.store(rank, std::memory_order_relaxed);
   to->round.store(round, std::memory_order_relaxed);
 }
@@ -210,7 +210,7 @@ void step() {
   to->stepping.exchange(sequence, std::memory_order_acq_rel);
   const uint64_t number = to->steps.fetch_add(1, std::memory_order_relaxed);
   const uint64_t before = std::exchange(own.stepped_at, at);
-  // Who steps while another of its threads waits has waited so far.
+  // If another thread is waiting during the step, its wait so far counts.
   const uint64_t waited = to->waited.load(std::memory_order_relaxed) + (since == 0 ? 0 : at - since);
   const uint64_t waited_in = waited - std::exchange(own.waited_then, waited);
   uint64_t took = 0;
@@ -252,12 +252,12 @@ Waits::Waits() : state_(&state()), page_(page()) {
 }
 
 Waits::~Waits() {
-  // Another state: a signal's handler has forked, and this is the child.
+  // With another state, this is the child of a fork in a signal handler.
   if (page_ == nullptr || state_ != current.load()) return;
   const std::lock_guard<std::mutex> lock(state_->waiting);
   if (--state_->waiters > 0) return;
   const uint64_t since = page_->waits_since.exchange(0, std::memory_order_relaxed);
-  // None: the page was begun anew meanwhile.
+  // Without a start, the page was opened again meanwhile.
   if (since != 0) page_->waited.fetch_add(now() - since, std::memory_order_relaxed);
 }
 

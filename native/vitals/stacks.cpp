@@ -22,7 +22,7 @@ struct Taken {
 
 std::array<Taken, 2> all;
 sem_t asked;
-std::atomic<pid_t> owner{0};  // the process in which a thread answers
+std::atomic<pid_t> owner{0};  // the process with the thread that answers
 
 Taken* find(int signal) {
   for (Taken& each : all) {
@@ -31,12 +31,12 @@ Taken* find(int signal) {
   return nullptr;
 }
 
-// Only what a signal's handler may do.
+// Uses only async-signal-safe calls.
 void handle(int signal, siginfo_t* info, void* context) {
   Taken* const taken = find(signal);
   if (taken == nullptr) return;
   if (owner.load() == getpid() && info->si_pid != getpid()) {
-    // Who asks while an answer is being written may have seen that one end: there is to be another.
+    // The sender may have noticed the end of the answer that is being written, so another one follows.
     if (taken->phase.exchange(kAsked) != kAsked) {
       const int error = errno;
       sem_post(&asked);
@@ -44,7 +44,7 @@ void handle(int signal, siginfo_t* info, void* context) {
       return;
     }
     int phase = kAsked;
-    if (!taken->phase.compare_exchange_strong(phase, kIdle)) return;  // at this moment it is answered
+    if (!taken->phase.compare_exchange_strong(phase, kIdle)) return;  // it is being answered right now
   }
   if ((taken->before.sa_flags & SA_SIGINFO) != 0) {
     taken->before.sa_sigaction(signal, info, context);
@@ -56,7 +56,7 @@ void handle(int signal, siginfo_t* info, void* context) {
 }  // namespace
 
 bool take_over(int signal) {
-  if (owner.load() != getpid()) {  // the first time, or in a child of who did
+  if (owner.load() != getpid()) {  // the first time, or in a child of the process that did
     if (sem_init(&asked, 0, 0) != 0) return false;
     for (Taken& each : all) each.phase.store(kIdle);
     owner.store(getpid());
@@ -97,7 +97,7 @@ void die_of(int signal) {
   sigemptyset(&only);
   sigaddset(&only, signal);
   pthread_sigmask(SIG_UNBLOCK, &only, nullptr);
-  raise(signal);  // from this process itself: for the handler before
+  raise(signal);  // sent by this process itself, so the previous handler gets it
   struct sigaction usual{};
   usual.sa_handler = SIG_DFL;
   sigaction(signal, &usual, nullptr);

@@ -1,23 +1,23 @@
-// Who asks this process for its stacks by a signal is answered by a thread that holds Python's lock.
+// Stack dumps on a signal, written by a thread that holds the GIL.
 //
-// faulthandler's own handlers read all threads' frames at once. Where another thread runs Python meanwhile, they read
-// what it has just freed, and the process dies of it. So the signals are taken over: the first one wakes the thread
-// that is in wait(), which writes with the lock. A second one, of who saw nothing come, gets the handler that was there
-// before: then a call holds the lock, and no thread's frames change. Knows nothing of Python.
+// faulthandler's own handlers read all threads' frames at once. If another thread runs Python meanwhile, they may read
+// memory that it has just freed, and crash the process. So the signals are taken over: the first signal wakes the
+// thread in wait(), which writes the stacks with the GIL. A second signal, sent if there was no output, goes to the
+// previous handler: in that case a call holds the GIL, and no thread's frames change. Knows nothing of Python.
 #pragma once
 
 namespace elastic::stacks {
 
-// Takes the signal over from the handler that it has. What a process sends to itself, as abort() does, goes to that
-// handler still; in a forked child, all. Two signals at most. Returns whether it has it: not one without a handler.
+// Takes a signal over from its handler. Signals that the process sends to itself, as abort() does, still go to that
+// handler, and in a forked child all signals do. At most two signals. Returns false for a signal without a handler.
 bool take_over(int signal);
-// Blocks until a signal has come. Not before one was taken over in this process.
+// Blocks until a signal arrives. May be called only after one was taken over in this process.
 void wait();
-// The signal that the calling thread is to answer; 0 for none, since the handler before has answered.
+// Returns the signal that the calling thread has to answer; 0 if the previous handler has answered it.
 int claim();
-// The answer is written.
+// Reports that the answer is written.
 void answered(int signal);
-// Has the handler before write, in the calling thread, which holds the lock; and ends the process by the signal.
+// Calls the previous handler in the calling thread, which holds the GIL, and ends the process by the signal.
 [[noreturn]] void die_of(int signal);
 
 }  // namespace elastic::stacks
