@@ -25,19 +25,19 @@
 namespace elastic {
 namespace {
 
-// What is reduced at a time, while messages are under way: little enough for the system's buffers not to run dry.
+// The size of a piece that is reduced while messages are in flight: so small that the kernel's buffers do not run dry.
 constexpr size_t kComputeBytes = 128 * 1024;
-// What a plan can hold.
+// The limits of a plan.
 constexpr size_t kMostGroups = 16;
 constexpr size_t kLongestName = 256;
 
 std::chrono::milliseconds milliseconds(Seconds timeout) {
-  // Above zero: Gloo takes zero for no limit at all.
+  // Above zero: for Gloo, zero means no limit.
   const double value = std::min(std::max(timeout.count() * 1e3, 1.0), 1e12);
   return std::chrono::milliseconds(static_cast<int64_t>(value));
 }
 
-// FNV-1a of what must be the same on all members of a collective.
+// FNV-1a of the values that must be the same on all members of a collective.
 uint64_t hash(std::initializer_list<uint64_t> values, uint64_t state = 0xcbf29ce484222325u) {
   for (const uint64_t value : values) {
     for (int shift = 0; shift < 64; shift += 8) state = (state ^ ((value >> shift) & 0xff)) * 0x100000001b3u;
@@ -49,7 +49,7 @@ enum Call : uint64_t { kAllreduce, kBroadcast, kAllgather, kBarrier, kAlltoall }
 
 struct PeerBlob {
   Place place;
-  std::map<std::string, uint64_t> groups;  // members, by name
+  std::map<std::string, uint64_t> groups;  // name -> hash of the members
 };
 
 PeerBlob read_blob(const std::string& blob) {
@@ -73,7 +73,7 @@ PeerBlob read_blob(const std::string& blob) {
 
 }  // namespace
 
-// gloo::Context lets only its heirs set the transport.
+// gloo::Context lets only derived classes set the transport.
 class ContextGroup::GlooContext : public gloo::Context {
  public:
   explicit GlooContext(std::shared_ptr<gloo::transport::Context> transport)
@@ -84,10 +84,10 @@ class ContextGroup::GlooContext : public gloo::Context {
 
 struct ContextGroup::Group {
   GroupPlan plan;
-  std::shared_ptr<Transport> transport;  // this and the next: none for a group of one, and before connect()
+  std::shared_ptr<Transport> transport;  // this and the next: null in a group of one, and before connect()
   std::shared_ptr<GlooContext> context;
-  std::mutex busy;     // held by the collective under way
-  uint64_t calls = 0;  // collectives begun; the same on all members
+  std::mutex busy;     // held by a running collective
+  uint64_t calls = 0;  // number of collectives so far; the same on all members
 
   int size() const { return static_cast<int>(plan.members.size()); }
 };
@@ -123,7 +123,7 @@ ContextGroup::ContextGroup(std::vector<GroupPlan> groups, std::string host, std:
   }
 }
 
-// In a forked child only its own copies of the descriptors go.
+// In a forked child, this closes only the child's copies of the descriptors.
 ContextGroup::~ContextGroup() { close(); }
 
 void ContextGroup::check() const {
@@ -156,7 +156,7 @@ std::string ContextGroup::prepare() {
   return writer.take();
 }
 
-// By group, in the members' order.
+// The connections by group, in the members' order.
 std::vector<Wanted> ContextGroup::wanted(const std::vector<std::string>& blobs) const {
   std::map<int, PeerBlob> peers;  // by global rank
   std::vector<Wanted> found;
@@ -172,7 +172,7 @@ std::vector<Wanted> ContextGroup::wanted(const std::vector<std::string>& blobs) 
       if (same == peer.groups.end() || same->second != group->plan.members.size()) {
         throw CollectiveError("rank " + std::to_string(rank) + " has another group '" + group->plan.name + "'");
       }
-      // Everybody dials about half of the others.
+      // Each rank dials about half of the others.
       const bool dials = ((self_.rank + rank) % 2 == 0) == (self_.rank < rank);
       found.push_back({rank, group->plan.name, dials, peer.place});
     }
@@ -189,7 +189,7 @@ void ContextGroup::connect(const std::vector<std::string>& blobs, Seconds timeou
   if (phase_ != Phase::kPrepared) throw CollectiveError("connect() was called before, or prepare() failed");
   const std::vector<Wanted> peers = wanted(blobs);
   phase_ = Phase::kBroken;                           // until it has worked
-  const Descriptor listener = std::move(listener_);  // who fails here is not to be dialled any more
+  const Descriptor listener = std::move(listener_);  // closed also on failure, so that no peer dials any more
   std::vector<Descriptor> sockets =
       shake_hands(self_, listener.get(), peers, deadline, [this] { switch_->check(); }, reach_);
   {
@@ -233,13 +233,13 @@ void ContextGroup::run(const std::string& name, const char* what, uint64_t signa
     throw CollectiveError(std::string("cannot begin ") + what + ": another thread is in a collective of group '" +
                           name + "'");
   }
-  check();  // close() holds `busy` when it frees the context
+  check();  // under `busy`, which close() holds when it frees the context
   if (group.size() == 1) return;
   if (phase_ != Phase::kConnected) {
     throw CollectiveError(std::string("cannot begin ") + what + ": the contexts are not connected");
   }
-  // Gloo would take a message of another size for the one it expects, and end the process or leave the rest as it was.
-  // With all that must be alike in the tag, it waits for what never comes.
+  // Gloo would accept a message of another size than expected, and end the process or leave the rest unchanged. Since
+  // the tag has all that must be alike, it waits for a message that never arrives instead.
   const auto tag = static_cast<uint32_t>(hash({group.calls++, signature}) >> 32);
   const std::chrono::milliseconds limit = milliseconds(timeout);
   group.transport->set_deadline(std::chrono::steady_clock::now() + limit);
@@ -270,7 +270,7 @@ void ContextGroup::allreduce(const std::string& group, void* data, size_t count,
       small_allreduce(*context, data, count, width, kernel, tag, limit);
     } else {
       gloo::AllreduceOptions options(context);
-      // The buffer goes in as bytes of the element's width; the kernel knows what they are.
+      // Gloo only needs the width of the elements; the kernel knows their type.
       switch (width) {
         case 1:
           options.setOutput(static_cast<uint8_t*>(data), count);
@@ -284,7 +284,7 @@ void ContextGroup::allreduce(const std::string& group, void* data, size_t count,
         default:
           options.setOutput(static_cast<uint64_t*>(data), count);
       }
-      // There is no thread that moves bytes meanwhile.
+      // No thread sends and receives meanwhile, so this one does so between the pieces.
       Transport& transport = *find(group).transport;
       options.setReduceFunction([&transport, kernel, width](void* out, const void* a, const void* b, size_t elements) {
         for (size_t at = 0; at < elements; at += kComputeBytes / width) {
@@ -294,7 +294,7 @@ void ContextGroup::allreduce(const std::string& group, void* data, size_t count,
           transport.move_some();
         }
       });
-      // Never BCUBE: of its survivors, some wait until the time is up when a member dies.
+      // Never BCUBE: if a member dies, some of the survivors would wait until they time out.
       options.setAlgorithm(gloo::AllreduceOptions::Algorithm::RING);
       options.setTag(tag);
       options.setTimeout(limit);
@@ -342,7 +342,7 @@ void ContextGroup::allgather(const std::string& group, const void* input, void* 
   for (const size_t count : counts) signature = hash({count}, signature);
   run(group, "allgather", signature, timeout, [&](const auto& context, uint32_t tag, std::chrono::milliseconds limit) {
     if (total == 0) return;
-    // Without an input Gloo takes it from the output. Its own copy of it would not end with an abort.
+    // Without an input, Gloo uses its place in the output. Gloo's own copy could not be aborted.
     switch_->interruption().copy(own, input, counts[static_cast<size_t>(index)]);
     gloo::AllgathervOptions options(context);
     options.setOutput(out, counts);
@@ -364,7 +364,7 @@ void ContextGroup::alltoall(const std::string& group, const void* input, const s
     if (sent[0] != 0) std::memcpy(output, input, sent[0]);
     return;
   }
-  // Each member knows its own sizes only, so they are no part of what must be alike.
+  // A member knows only its own sizes, so the tag does not include them.
   run(group, "alltoall", hash({kAlltoall}), timeout,
       [&](const auto& context, uint32_t tag, std::chrono::milliseconds limit) {
         gloo::AlltoallvOptions options(context);
@@ -403,11 +403,11 @@ void ContextGroup::disconnect() {
 void ContextGroup::close() {
   if (getpid() != owner_) return;
   switch_->abort("the contexts are closed");
-  const std::lock_guard<std::mutex> building(build_mutex_);  // a connect() under way ends by itself now
+  const std::lock_guard<std::mutex> building(build_mutex_);  // a running connect() ends by itself now
   if (std::exchange(closed_, true)) return;
   listener_ = Descriptor();
   for (auto& group : groups_) {
-    const std::lock_guard<std::mutex> idle(group->busy);  // a collective under way ends first
+    const std::lock_guard<std::mutex> idle(group->busy);  // a running collective ends first
     const std::lock_guard<std::mutex> lock(links_mutex_);
     group->context.reset();
     group->transport.reset();

@@ -1,15 +1,15 @@
-// The Gloo contexts of one worker in one round: global, local, cross, or whatever groups the round has.
+// The Gloo contexts of one worker in one round: global, local, cross, or any other groups of the round.
 //
-// prepare() listens and gives the bytes that this worker publishes, connect() takes everybody's. Carrying them is the
-// caller's. Gloo has the algorithms; the connections are made and proven here (net/handshake.h), and used by one thread
-// (gloo/transport.h).
+// prepare() listens and returns the bytes that this worker publishes; connect() takes the bytes of all workers. The
+// caller transports them. Gloo provides the algorithms; the connections are established and authenticated here
+// (net/handshake.h), and used by one thread (gloo/transport.h).
 //
-// One thread calls prepare, connect and the collectives; two at once in one group are refused. abort() may come from
-// any thread at any time. close() ends calls under way as abort() does, and waits for them. In a forked child all calls
-// but abort() and close() throw, and those two do nothing: the sockets are the parent's.
+// One thread calls prepare, connect and the collectives; concurrent collectives in one group are rejected. Any thread
+// may call abort() at any time. close() ends running calls as abort() does, and waits for them. In a forked child all
+// calls except abort() and close() throw, and those two do nothing: the sockets are the parent's.
 //
-// Members must call alike: the same collective with the same sizes, type and operation. One that does not is never
-// taken for its peers' counterpart, and the call ends at its time limit.
+// All members must make the same calls: the same collective with the same sizes, type and operation. A call that
+// differs never matches its peers' calls, and times out.
 #pragma once
 
 #include <sys/types.h>
@@ -38,53 +38,56 @@ struct GroupPlan {
 
 class ContextGroup : public std::enable_shared_from_this<ContextGroup> {
  public:
-  // `host` is the local address at which it listens, at one of the `ports`; `key` and `purpose` are what the members
-  // prove to each other; see Identity. What waits for a member of which nothing is heard for the limit of `reach`
-  // throws UnreachableError. Throws std::invalid_argument for a plan that cannot be.
+  // `host` is the local address at which it listens, at one of the `ports`; `key` and `purpose` authenticate the
+  // members; see Identity. A wait for a member that is silent for the limit of `reach` throws UnreachableError. Throws
+  // std::invalid_argument for an invalid plan.
   ContextGroup(std::vector<GroupPlan> groups, std::string host, std::string key, std::string purpose,
                PortRange ports = {}, Reach reach = {});
   ~ContextGroup();
   ContextGroup(const ContextGroup&) = delete;
   ContextGroup& operator=(const ContextGroup&) = delete;
 
-  // Listens. Returns this worker's blob. Its last kOwnBytes are this worker's own, the rest is what all workers at one
-  // host have in common.
+  // Listens. Returns this worker's blob. Its last kOwnBytes are specific to this worker, the rest is the same for all
+  // workers of one host.
   std::string prepare();
   static constexpr size_t kOwnBytes = 2;
 
-  // Connects to all. `blobs` by global rank, of who is in none of the groups "". Throws CollectiveTimeout, naming who
-  // is missing, when it is not done in time; AbortedError; CollectiveError.
+  // Connects to all members. `blobs` by global rank; "" for a rank in no group. Throws CollectiveTimeout, which names
+  // the missing ranks, AbortedError, and CollectiveError.
   void connect(const std::vector<std::string>& blobs, Seconds timeout);
 
   // In place on `count` elements. Integers wrap around; their average is rounded toward zero.
   void allreduce(const std::string& group, void* data, size_t count, DType dtype, ReduceOp op, Seconds timeout);
-  // Overwrites `bytes` bytes with those of the member at index `root`.
+  // Overwrites `bytes` bytes with those of the member with index `root`.
   void broadcast(const std::string& group, void* data, size_t bytes, int root, Seconds timeout);
-  // `counts` are the members' bytes; `output` has room for their sum. The input may be its own place in the output.
+  // `counts` are the members' sizes in bytes; `output` has room for their sum. The input may be at its own place in the
+  // output.
   void allgather(const std::string& group, const void* input, void* output, const std::vector<size_t>& counts,
                  Seconds timeout);
-  // Bytes to and from each member; both buffers are end to end in the members' order, and apart.
+  // `sent` and `received` are bytes to and from each member. In both buffers, the parts follow each other in the
+  // members' order; the buffers must not overlap.
   void alltoall(const std::string& group, const void* input, const std::vector<size_t>& sent, void* output,
                 const std::vector<size_t>& received, Seconds timeout);
   void barrier(const std::string& group, Seconds timeout);
 
-  // The ranks that could not be reached, or of which nothing was heard any more.
+  // The ranks that could not be reached, or have become silent.
   std::vector<int> unreachable() const { return reach_.found->ranks(); }
 
-  // Members of a group, for checks of arguments. Throws std::invalid_argument for an unknown name.
+  // A group's number of members and this worker's index in it, to check arguments. Throws std::invalid_argument for an
+  // unknown name.
   int group_size(const std::string& group) const;
   int group_index(const std::string& group) const;
 
   void abort(const std::string& reason);
 
-  // Closes all sockets and ends the device's thread. Idempotent; later calls of collectives throw.
+  // Aborts, and closes all sockets. Idempotent; later calls of collectives throw.
   void close();
 
  private:
   class GlooContext;
   struct Group;
 
-  // How far it is. What failed to connect stays kBroken.
+  // The progress of the connection. After a failure it stays kBroken.
   enum class Phase { kNew, kPrepared, kConnected, kBroken };
 
   void check() const;
@@ -103,7 +106,7 @@ class ContextGroup : public std::enable_shared_from_this<ContextGroup> {
   std::vector<std::unique_ptr<Group>> groups_;
   Descriptor listener_;
   std::atomic<Phase> phase_{Phase::kNew};
-  std::mutex build_mutex_;  // held by prepare(), connect() and close(), in which groups_ change
+  std::mutex build_mutex_;  // held by prepare(), connect() and close(), which change groups_
   std::mutex links_mutex_;  // held while the groups' transports change, and while they are disconnected
   bool closed_ = false;
 };

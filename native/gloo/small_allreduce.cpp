@@ -15,7 +15,7 @@ void small_allreduce(gloo::Context& context, void* data, size_t count, size_t el
   const int rank = context.rank, size = context.size;
   int core = 1;  // members of the doubling: a power of two
   while (core * 2 <= size) core *= 2;
-  // The others hand their buffer to a neighbour in the core first, and get the result from it.
+  // The other members first send their buffer to a neighbor in the core, and get the result from it.
   const int outside = size - core;
   const bool paired = rank < 2 * outside;
   const bool carried = paired && rank % 2 == 0;
@@ -49,8 +49,8 @@ void small_allreduce(gloo::Context& context, void* data, size_t count, size_t el
     buffer->recv(from, tags + step);
     steps.push_back({from, std::move(room), std::move(buffer)});
   };
-  // Receives are all posted before anything is sent: nobody reads what was not asked for, and two who only send would
-  // wait for each other.
+  // All receives are posted before the first send: a member reads only requested messages, so two members that both
+  // send would otherwise wait for each other.
   if (paired) expect(rank - 1, kIn);
   uint8_t step = kFirstStep;
   for (int distance = 1; distance < core; distance *= 2) expect(rank_at(place ^ distance), step++);

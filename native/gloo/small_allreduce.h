@@ -1,4 +1,4 @@
-// An allreduce for buffers whose cost is the waiting, not the bytes.
+// An allreduce for small buffers, whose cost is latency rather than bandwidth.
 #pragma once
 
 #include <gloo/context.h>
@@ -11,11 +11,11 @@
 
 namespace elastic {
 
-// Up to this many bytes recursive doubling is quicker than Gloo's ring (benchmarks/allreduce.py).
+// Up to this size, recursive doubling is faster than Gloo's ring (benchmarks/allreduce.py).
 constexpr size_t kSmallBytes = 64 * 1024;
 
-// Recursive doubling, in place: log2(members) exchanges of the whole buffer, where the ring takes 2 * (members - 1).
-// All members end with the same bits. Waits are the context's unbound buffers', so what ends those ends this.
+// Recursive doubling, in place: log2(members) exchanges of the whole buffer, where the ring needs 2 * (members - 1).
+// All members get the same bits. It waits in the context's unbound buffers, so an abort of those ends it.
 void small_allreduce(gloo::Context& context, void* data, size_t count, size_t element_bytes, Kernel kernel,
                      uint32_t tag, std::chrono::milliseconds timeout);
 

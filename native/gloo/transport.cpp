@@ -18,7 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Gloo's algorithms want to see that there is a pair, and use it no further.
+// Gloo's algorithms check that there is a pair, and do not use it otherwise.
 class NoPair final : public gloo::transport::Pair {
  public:
   const gloo::transport::Address& address() const override { none(); }
@@ -81,7 +81,7 @@ class Transport::Buffer final : public gloo::transport::UnboundBuffer {
     if (rank != nullptr) *rank = last_target_;
     return true;
   }
-  // The switch ends waits.
+  // The abort switch ends waits instead.
   void abortWaitRecv() override {}
   void abortWaitSend() override {}
 
@@ -155,7 +155,7 @@ void Transport::lost(int member, int error) {
   broken_ = "rank " + std::to_string(other) +
             (unreachable ? std::string(" cannot be reached any more: ") + std::strerror(error)
                          : " has closed its connection");
-  switch_->check();  // or this end has
+  switch_->check();  // unless this end was aborted
   if (unreachable) give_up(reach_, other, broken_);
   throw CollectiveError(broken_);
 }
@@ -199,7 +199,7 @@ void Transport::post_receive(Buffer* buffer, int member, uint64_t tag, char* dat
   activate(member);
   const auto early =
       std::find_if(from.early.begin(), from.early.end(), [&](const Early& one) { return one.tag == tag; });
-  // Of two for one tag, the first one asked for gets the first that comes.
+  // Messages with the same tag match the receives in the order in which these were posted.
   if (early == from.early.end()) return;
   if (early->bytes != bytes) {
     broken_ = "rank " + std::to_string(ranks_[static_cast<size_t>(member)]) + " sent a message of another size";
@@ -221,7 +221,7 @@ void Transport::post_receive(Buffer* buffer, int member, uint64_t tag, char* dat
   buffer->last_source = member;
 }
 
-// A buffer that goes before its messages have come or gone leaves connections on which nobody knows what comes next.
+// If a buffer is destroyed before its messages are transferred, the state of the connections is undefined.
 void Transport::forget(Buffer* buffer) {
   if (buffer->sends.under_way == 0 && buffer->receives.under_way == 0) return;
   if (broken_.empty()) broken_ = "a collective before this one was not finished";
@@ -262,7 +262,7 @@ void Transport::push(int member) {
   }
 }
 
-// The head of a message is there: finds where it goes.
+// Finds the destination of a message whose header has arrived.
 void Transport::place_message(int member) {
   Link& from = link(member);
   const auto asked = std::find_if(from.incoming.begin(), from.incoming.end(),
@@ -279,13 +279,13 @@ void Transport::place_message(int member) {
     }
     from.into = asked->data;
     from.into_buffer = asked->buffer;
-    // It is first in the queue as long as it comes.
+    // It stays first in the queue until it is received.
     std::rotate(from.incoming.begin(), asked, asked + 1);
   }
   from.into_bytes = from.head.bytes;
 }
 
-// Receives while something is asked for. What is not stays in the system's buffers, and holds up its sender.
+// Receives while there are posted receives. Other messages stay in the kernel's buffers, which blocks their sender.
 void Transport::pull(int member) {
   Link& from = link(member);
   while (!from.incoming.empty()) {
@@ -299,7 +299,7 @@ void Transport::pull(int member) {
       place_message(member);
     }
     while (from.into_bytes > 0) {
-      // A peer that goes on sending keeps this from ever waiting.
+      // While a peer keeps sending, this never waits.
       switch_->check();
       const ssize_t got =
           recv(from.socket.get(), from.into, std::min(kUninterruptedBytes, from.into_bytes), MSG_DONTWAIT);
@@ -339,7 +339,7 @@ void Transport::move_some() {
   if (!active_.empty()) move(0);
 }
 
-// Moves bytes of the messages under way, where that can be done within the time. Whether there were any.
+// Sends and receives bytes of the messages in flight, waiting at most `wait_ms`. Returns whether there were any.
 bool Transport::move(int wait_ms) {
   std::vector<pollfd> polled{{switch_->descriptor(), POLLIN, 0}};
   std::vector<int> members;

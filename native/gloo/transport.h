@@ -1,8 +1,8 @@
-// What Gloo's algorithms send and receive with: connections that were made, and proven, elsewhere.
+// The transport of Gloo's algorithms, over connections that were established and authenticated elsewhere.
 //
-// Gloo's own transport makes its connections itself and takes whoever comes. It also has a thread for each device, and
-// waits that nobody can end. This one has no thread: who waits moves the bytes of all that is under way. So one thread
-// at a time uses it; interrupt() may come from any.
+// Gloo's own transport connects by itself and accepts any peer. It also has a thread per device, and waits that cannot
+// be ended. This one has no thread: a waiting call sends and receives for all operations in flight. So only one thread
+// at a time uses it, except where noted.
 #pragma once
 
 #include <gloo/transport/context.h>
@@ -24,24 +24,24 @@
 
 namespace elastic {
 
-// Whether a group of transports is aborted; a descriptor tells who waits. Shared by all of them.
+// Aborts a group of transports, which share it. Waits watch its descriptor.
 class AbortSwitch {
  public:
-  // Throws CollectiveError when the system has no descriptor left.
+  // Throws CollectiveError if no descriptor is available.
   AbortSwitch();
 
-  // The first reason stays. Any thread, any time.
+  // The first reason is kept. Any thread, any time.
   void abort(const std::string& reason);
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
-  // Throws AbortedError when aborted. Costs a load else.
+  // Throws AbortedError if it is aborted. Otherwise it costs one load.
   void check() const;
-  // For long work between waits. This outlives it.
+  // For long work between waits. This must outlive it.
   Interruption interruption() const {
     return {aborted_, [this] { check(); }};
   }
-  // Readable from the abort on.
+  // Becomes readable at the abort.
   int descriptor() const { return event_.get(); }
-  // Gives the descriptor back, when nobody waits any more, nor will.
+  // Closes the descriptor, once there are no more waits.
   void retire();
 
  private:
@@ -53,40 +53,41 @@ class AbortSwitch {
 
 class Transport : public gloo::transport::Context {
  public:
-  // `ranks` of the members, for errors; `sockets` by member, do not block; this one's own place has none. Waits for a
-  // member of which nothing is heard for the limit of `reach` throw UnreachableError.
+  // `ranks` are the members', for errors; `sockets` are non-blocking, by member, without one for this member. A wait
+  // for a member that is silent for the limit of `reach` throws UnreachableError.
   Transport(int index, std::vector<int> ranks, std::vector<Descriptor> sockets,
             std::shared_ptr<AbortSwitch> abort_switch, Reach reach);
 
   std::unique_ptr<gloo::transport::UnboundBuffer> createUnboundBuffer(void* ptr, size_t bytes) override;
-  // Throws: there are none.
+  // Throws: there are no pairs.
   std::unique_ptr<gloo::transport::Pair>& createPair(int member) override;
 
-  // When the collective that the calling thread is about to begin must be over. Waits end then with CollectiveTimeout.
+  // Sets the deadline of the next collective, at which its waits throw CollectiveTimeout.
   void set_deadline(std::chrono::steady_clock::time_point deadline) { deadline_ = deadline; }
-  // Throws CollectiveError when what went before was not finished: the connections are of no use then.
+  // Throws CollectiveError if an earlier collective was not finished, which makes the connections unusable.
   void check() const;
-  // Moves what can be moved without waiting. For those who compute while messages are under way. Throws AbortedError.
+  // Sends and receives without waiting, for computations while messages are in flight. Throws AbortedError.
   void move_some();
-  // Lets the peers see the end of their connections. Notes of whom nothing was heard lately. Any thread, any time.
+  // Shuts down the connections, so that the peers notice. Notes ranks that have been silent lately. Any thread, any
+  // time.
   void disconnect();
 
  private:
   class Buffer;
 
-  // Messages of one buffer in one direction. A wait is for one of them, as an algorithm has several under way.
+  // The messages of one buffer in one direction. A wait is for one of them: algorithms have several in flight.
   struct Count {
     int under_way = 0;
-    int done = 0;  // and not waited for yet
+    int done = 0;  // without those for which a wait has returned
 
     void finish() {
       --under_way;
       ++done;
     }
   };
-  // Before each message.
+  // The header of each message.
   struct Head {
-    uint64_t tag;  // what Gloo calls a slot
+    uint64_t tag;  // Gloo's slot
     uint64_t bytes;
   };
   struct Outgoing {
@@ -101,7 +102,7 @@ class Transport : public gloo::transport::Context {
     char* data;
     size_t bytes;
   };
-  struct Early {  // came before it was asked for
+  struct Early {  // arrived before its receive was posted
     uint64_t tag;
     std::unique_ptr<char[]> data;
     size_t bytes;
@@ -109,14 +110,14 @@ class Transport : public gloo::transport::Context {
   struct Link {
     Descriptor socket;
     std::deque<Outgoing> outgoing;
-    std::deque<Incoming> incoming;  // asked for
+    std::deque<Incoming> incoming;  // posted receives
     std::deque<Early> early;
-    // The message that is being received: its head, and where it goes.
+    // The message that is being received: its header, and its destination.
     Head head{};
-    size_t head_bytes = 0;  // there are of it
+    size_t head_bytes = 0;  // received so far
     char* into = nullptr;
     size_t into_bytes = 0;
-    Buffer* into_buffer = nullptr;  // none: it is early
+    Buffer* into_buffer = nullptr;  // null if it is early
     Silence silence;
 
     bool busy() const { return !outgoing.empty() || !incoming.empty(); }
@@ -129,19 +130,19 @@ class Transport : public gloo::transport::Context {
   void push(int member);
   void pull(int member);
   void place_message(int member);
-  // Until one of these is done, which it takes.
+  // Waits until one of these messages is done, and takes it.
   void wait(Count& messages);
   bool move(int wait_ms);
-  // `error`: that its connection has come to; 0: it was closed.
+  // `error`: its connection's error; 0: the connection was closed.
   [[noreturn]] void lost(int member, int error);
-  // Looks whether those of whom something is awaited are still there.
+  // Checks that the awaited members can still be reached.
   void look(std::chrono::steady_clock::time_point now);
   void activate(int member);
 
   const std::vector<int> ranks_;
   const std::shared_ptr<AbortSwitch> switch_;
   std::vector<Link> links_;
-  std::vector<int> active_;  // members whose links are, or lately were, busy
+  std::vector<int> active_;  // members whose links are, or recently were, busy
   std::vector<char> is_active_;
   std::string broken_;
   std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::time_point::max();

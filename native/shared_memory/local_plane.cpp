@@ -18,9 +18,9 @@
 namespace elastic {
 namespace {
 
-// Fits the second-level cache next to what it is combined with.
+// Fits into the second-level cache, together with the data that it is combined with.
 constexpr size_t kTile = 128 * 1024;
-// How long a wait may go on before somebody looks whether there is still something to wait for.
+// How often a wait checks whether to continue.
 constexpr long kLookNs = 4'000'000;
 constexpr int kPhaseBits = 8;
 constexpr size_t kStagedBytes = size_t{1} << 20;
@@ -43,20 +43,20 @@ long futex(std::atomic<uint32_t>& word, int what, uint32_t value, const timespec
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), what, value, limit, nullptr, 0);
 }
 
-// Where parts of these sizes begin, end to end, and where the last one ends.
+// The beginnings of consecutive parts of these sizes, and the end of the last one.
 std::vector<size_t> bounds_of(const std::vector<size_t>& sizes, size_t width = 1) {
   std::vector<size_t> bounds{0};
   for (const size_t size : sizes) bounds.push_back(bounds.back() + size * width);
   return bounds;
 }
 
-// How much of `size` is in the `share` bytes that begin at `at`.
+// The bytes of a part of `size` bytes that are within the `share` bytes beginning at `at`.
 size_t within(size_t size, size_t at, size_t share) { return size <= at ? 0 : std::min(share, size - at); }
 
-// One after the other, within a reply and from reply to reply.
+// Alternates between the mailboxes, within a reply and from reply to reply.
 int mailbox_for(uint64_t number) { return static_cast<int>(((number >> Numbering::kStepBits) + number) % kMailboxes); }
 
-// The elements that piece `index` of `pieces` begins with; on a cache line's border.
+// The first element of piece `index` of `pieces`; at the beginning of a cache line.
 size_t piece_begin(size_t count, size_t width, int pieces, int index) {
   const size_t line = std::max<size_t>(1, 64 / width);
   const size_t lines = (count + line - 1) / line;
@@ -65,14 +65,14 @@ size_t piece_begin(size_t count, size_t width, int pieces, int index) {
 
 }  // namespace
 
-// One operation of this worker: its phases, and the mailbox it may use.
+// One operation of this worker: its phases, and its mailbox.
 class LocalPlane::Exchange {
  public:
   static constexpr uint64_t kDone = (1 << kPhaseBits) - 1;
 
   Exchange(LocalPlane& plane, const Party& party, uint64_t number)
       : plane_(plane), party_(party), base_(number << kPhaseBits), mailbox_(mailbox_for(number)) {
-    // Whoever used this mailbox last may still be reading it.
+    // The members of its previous use may still be reading this mailbox.
     Guard& guard = plane_.guards_[mailbox_];
     for (const int rank : guard.ranks) plane_.wait(plane_.peer(rank).words(), guard.value);
     guard.value = base_ + kDone;
@@ -87,32 +87,33 @@ class LocalPlane::Exchange {
   void wait_all(uint64_t phase) {
     each_other([&](int member) { wait(member, phase); });
   }
-  // The last phase, in which this worker needs nobody's memory any more.
+  // The last phase, in which this worker no longer needs its peers' memory.
   void done() { publish(kDone); }
-  // Likewise, after reads where the member keeps its operation's memory. A member that has given up while it waited for
-  // others uses its memory for something else, and what was read of it may be that.
+  // Checks, after reads of a member's operation memory, that the member had not given up: then it may have reused that
+  // memory, and the data may be wrong.
   void done_with(int member) {
-    // Changes nothing. A load might come before the reads of what it vouches for; TSan knows no fences.
+    // A load could be reordered before the reads that it confirms. An addition of 0 cannot, and TSan supports no
+    // fences.
     if (peer(member).words().gave_up.fetch_add(0) != 0) {
       throw CollectiveError("rank " + std::to_string(peer(member).rank()) + " gave up while its memory was read");
     }
   }
-  // Ends an operation, or a slice of one, in which all read from all. Until all have read the last one, what this
-  // worker has shown them must stay as it is.
+  // Ends an operation, or a slice of one, in which all members read from all. After the last slice, waits until all
+  // have read it: until then the data shown to them must not change.
   void done_with_all(bool last) {
     each_other([&](int member) { done_with(member); });
     done();
     if (last) wait_all(kDone);
   }
 
-  // A member's memory, or a copy of it in `scratch`.
+  // Returns a member's memory, or a copy of it in the scratch buffer.
   const char* look_at(int member, Address address, size_t offset, size_t bytes) {
     const char* const theirs = peer(member).mapped(address, offset);
     if (theirs != nullptr) return theirs;
     read(member, address, offset, plane_.scratch_.get(), bytes);
     return plane_.scratch_.get();
   }
-  // Copies of the memory of a member.
+  // Copies from a member's memory.
   void read(int member, Address address, size_t offset, void* to, size_t bytes) {
     const PeerSegment& from = peer(member);
     plane_.interruption_.in_pieces(
@@ -123,8 +124,8 @@ class LocalPlane::Exchange {
     plane_.own_->words().published[mailbox_] = {plane_.own_->address_of(input), plane_.own_->address_of(output),
                                                 sliced};
   }
-  // Shows of each part of the input, between two bounds, what is in the slice of `share` bytes of each part that begins
-  // at `at`; all of the input where peers can read it as it is. Nobody reads part `but`.
+  // Shows the peers a slice of the input: `share` bytes of each part (between two bounds), from offset `at` in it. If
+  // peers can read the input directly, shows all of it. Part `but` is not read by any peer.
   void show_slice(const void* input, const std::vector<size_t>& bounds, size_t at, size_t share, int but = -1) {
     if (plane_.direct_ || plane_.own_->contains(input)) {
       show(input, nullptr);
@@ -139,11 +140,11 @@ class LocalPlane::Exchange {
     }
     show(room, nullptr, true);
   }
-  // Where a member has its part of the slice: that begins at `begin` of its input.
+  // The offset of a part of the slice in a member's shown data; the part begins at `begin` in its input.
   size_t offset_of_part(int member, size_t begin, size_t part, size_t at, size_t share) {
     return shown(member).sliced ? part * share : begin + at;
   }
-  // Room in the segment until the operation after the next begins, which waits until nobody reads it any more.
+  // Room in the segment, until the operation after the next one begins, which waits until no member reads it.
   char* staging(size_t bytes) { return plane_.own_->staging(mailbox_, bytes); }
   const Words::Buffers& shown(int member) { return peer(member).words().published[mailbox_]; }
 
@@ -151,7 +152,7 @@ class LocalPlane::Exchange {
   const char* mailbox_of(int member) { return member == party_.index ? own_mailbox() : peer(member).mailbox(mailbox_); }
   PeerSegment& peer(int member) { return plane_.peer(party_.ranks[static_cast<size_t>(member)]); }
 
-  // Beginning with the next one, so that not all read from the same at once.
+  // Visits the other members, beginning with the next one, so that not all read from the same member at once.
   template <typename Visit>
   void each_other(Visit visit) {
     for (int i = 1; i < party_.size(); ++i) visit((party_.index + i) % party_.size());
@@ -171,7 +172,7 @@ LocalPlane::LocalPlane(std::shared_ptr<SharedSegment> own, std::vector<std::uniq
       slice_bytes_(direct ? std::numeric_limits<size_t>::max() : slice_bytes),
       interruption_(std::move(interruption)),
       look_(std::move(look)),
-      // Spinning helps only where the peers run meanwhile.
+      // Spinning helps only if the peers can run meanwhile.
       spins_(static_cast<int>(peers.size()) + 1 <= available_cores() ? 2000 : 0),
       scratch_(new char[kTile]) {
   for (auto& one : peers) {
@@ -201,7 +202,7 @@ void LocalPlane::wait(Words& words, uint64_t value) {
     const uint32_t event = words.event.load();
     if (words.progress.load() >= value) return;
     words.waiters.fetch_add(1);
-    // Progress is looked at again after waiters was raised: either it has changed, or who changes it sees the waiter.
+    // Checks the progress again after incrementing `waiters`: either it has changed, or its owner notices the waiter.
     const bool slept_through =
         words.progress.load() < value && futex(words.event, FUTEX_WAIT, event, &limit) != 0 && errno == ETIMEDOUT;
     words.waiters.fetch_sub(1);
@@ -218,7 +219,7 @@ void LocalPlane::small_allreduce(const Party& party, uint64_t number, const void
   Exchange exchange(*this, party, number);
   copy(exchange.own_mailbox(), in, count * width);
   exchange.publish(1);
-  // In the members' order, so that all compute the same bits.
+  // In the members' order, so that all members compute the same bits.
   exchange.wait_all(1);
   kernel(out, exchange.mailbox_of(0), exchange.mailbox_of(1), count);
   for (int member = 2; member < party.size(); ++member) kernel(out, out, exchange.mailbox_of(member), count);
@@ -240,7 +241,7 @@ void LocalPlane::allreduce(const Party& party, Numbering& numbers, const void* i
     return;
   }
   if (spread != 0 && bytes > slice_bytes_) {
-    // Other machines, which may not slice, are to see one piece of each member.
+    // Other machines, which may not slice, expect one piece of each member.
     std::vector<size_t> bounds, sizes(static_cast<size_t>(party.size()));
     for (int piece = 0; piece <= spread; ++piece) bounds.push_back(piece_begin(count, width, spread, piece) * width);
     for (size_t piece = 0; piece + 1 < bounds.size(); ++piece) sizes[piece] = bounds[piece + 1] - bounds[piece];
@@ -252,7 +253,7 @@ void LocalPlane::allreduce(const Party& party, Numbering& numbers, const void* i
     gather(party, numbers, own, static_cast<char*>(out), sizes);
     return;
   }
-  // Up to some size two copies are quicker than the system call for each piece (benchmarks/allreduce.py).
+  // Up to some size, two copies are faster than a system call for each piece (benchmarks/allreduce.py).
   const bool stage = (!direct_ || bytes < kStagedBytes) && !(own_->contains(in) && own_->contains(out));
   const int pieces = spread == 0 ? party.size() : spread;
   for (size_t done = 0, size; done < bytes; done += size) {
@@ -290,7 +291,7 @@ void LocalPlane::allreduce(const Party& party, Numbering& numbers, const void* i
       if (piece == party.index) continue;
       const size_t first = begin(piece), last = begin(piece + 1);
       exchange.wait(piece, 2);
-      // In place, the others must have read this piece of the input before it is overwritten; only its owner reads it.
+      // In place: only its owner reads this piece of the input, and has done so before it is overwritten.
       exchange.read(piece, exchange.shown(piece).output, first, result + first, last - first);
     }
     if (party.index < pieces) {
@@ -301,8 +302,8 @@ void LocalPlane::allreduce(const Party& party, Numbering& numbers, const void* i
   }
 }
 
-// out = finish(op over the members' in), of the part that is this worker's; `bounds` of the parts in bytes, no more
-// parts than members. Finish sees them one piece after the other.
+// out = finish(op over the members' in), for this worker's part. `bounds` are the parts' bounds in bytes; there are at
+// most as many parts as members. Calls finish for one piece after the other.
 void LocalPlane::reduce_parts(const Party& party, Numbering& numbers, const void* in, char* out,
                               const std::vector<size_t>& bounds, size_t width, Kernel kernel, const Finish& finish) {
   const size_t parts = bounds.size() - 1, me = static_cast<size_t>(party.index);
@@ -358,7 +359,7 @@ void LocalPlane::allgather(const Party& party, Numbering& numbers, const void* i
   exchange.done();
 }
 
-// The others' parts, end to end; this worker's own is there.
+// Gathers the other members' parts, one after the other; this worker's own is in place already.
 void LocalPlane::gather(const Party& party, Numbering& numbers, const void* in, char* out,
                         const std::vector<size_t>& sizes) {
   const size_t largest = *std::max_element(sizes.begin(), sizes.end());
@@ -413,7 +414,7 @@ void LocalPlane::alltoall(const Party& party, Numbering& numbers, const void* in
                           const std::vector<std::vector<size_t>>& sizes) {
   const size_t members = sizes.size(), me = static_cast<size_t>(party.index);
   auto* const result = static_cast<char*>(out);
-  std::vector<std::vector<size_t>> bounds;  // of what each sends
+  std::vector<std::vector<size_t>> bounds;  // of the parts that each member sends
   std::vector<size_t> received;
   size_t largest = 0;
   for (size_t from = 0; from < members; ++from) {

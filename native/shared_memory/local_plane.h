@@ -1,14 +1,15 @@
-// Collectives in shared memory, among workers of one machine.
+// Collectives in shared memory, among the workers of one machine.
 //
-// Every operation has a number that only grows, the same on all who take part; all run their operations in its order. A
-// worker's progress is one word in its segment: the number of the operation and its phase in it, so that "has that
-// worker come so far" is one comparison, whatever others it works with meanwhile. Who must wait sleeps in a futex on
-// that worker's segment.
+// Each operation has a number, which grows and is the same on all its members; each member runs its operations in the
+// order of these numbers. A worker's progress is one word in its segment: the number of its operation and the phase in
+// it. So one comparison says whether a worker has got that far, with whichever other workers it works meanwhile. A
+// waiting worker sleeps in a futex in the awaited worker's segment.
 //
-// Small messages go through a mailbox of the segment: each writes its own and reads the others', one wait in all. Large
-// ones are read where they lie: in the segments if they are there, else from the other's private memory
-// (process_vm_readv). Where that is not allowed, all cut them into slices, each an operation with a number of its own,
-// and what is not in a segment is copied there slice by slice: one is filled while peers still read the one before.
+// Small messages go through a mailbox in the segment: each member writes its own and reads the others', with a single
+// wait. Large messages are read in place: in a segment if they are in one, else in the other worker's private memory
+// (process_vm_readv). If that is not permitted, all members cut them into slices, each of which is an operation with
+// its own number, and data outside the segments is copied there slice by slice: a slice is filled while the peers still
+// read the previous one.
 #pragma once
 
 #include <atomic>
@@ -22,7 +23,7 @@
 
 namespace elastic {
 
-// The workers of one operation on this machine, in an order that all agree on.
+// The workers of one operation on this machine, in the same order on all of them.
 struct Party {
   std::vector<int> ranks;
   int index;  // this worker's place
@@ -30,17 +31,18 @@ struct Party {
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
-// Numbers operations. All who take part in one take as many numbers as the others.
+// Numbers operations. All members of an operation use the same amount of numbers for it.
 class Numbering {
  public:
-  // Rank 0's next reply: from there on ranks count alike, whatever they had no part in before.
+  // Begins rank 0's next reply. From there on the ranks' numbers agree, also if they were in different operations
+  // before.
   void begin_reply() {
     ++reply_;
     step_ = 0;
   }
   uint64_t next() { return (reply_ << kStepBits) | step_++; }
 
-  // Enough for slices of 32 TB in one reply, and for replies of years.
+  // Enough for the slices of 32 TB in one reply, and for the replies of years.
   static constexpr int kStepBits = 22;
 
  private:
@@ -49,28 +51,28 @@ class Numbering {
 
 class LocalPlane {
  public:
-  // `peers` by rank, for all ranks of this machine but this one. `look` is called while waiting, each few milliseconds;
-  // it throws when there is nothing to wait for any more. `interruption` is looked at while there is work to do.
-  // `direct`: whether all ranks of the job read their peers' private memory; else they slice.
+  // `peers`: the other ranks of this machine. `look` is called every few milliseconds during a wait, and throws to end
+  // it; `interruption` is checked during work. `direct`: whether all ranks of the job read their peers' private memory;
+  // otherwise they slice.
   LocalPlane(std::shared_ptr<SharedSegment> own, std::vector<std::unique_ptr<PeerSegment>> peers, bool direct,
              Interruption interruption, std::function<void()> look, size_t slice_bytes = kSliceBytes);
   ~LocalPlane();
 
-  // Called on reduced elements, once for each of them: `data` is where they are, in the output.
+  // Called with the reduced elements, once for each element; `data` is their place in the output.
   using Finish = std::function<void(void* data, size_t count)>;
 
   // out = finish(op over the members' in). `in` may be `out`. With `spread`, the elements are cut into that many
-  // pieces, the first members reduce one each, and finish may wait for other machines.
+  // pieces, the first members reduce one piece each, and finish may wait for other machines.
   void allreduce(const Party& party, Numbering& numbers, const void* in, void* out, size_t count, DType dtype,
                  ReduceOp op, const Finish& finish, int spread = 0);
-  // out = finish(op over the members' in), of the piece that is this worker's; `counts` are the pieces' elements.
+  // out = finish(op over the members' in), for this worker's piece; `counts` are the pieces' numbers of elements.
   void reducescatter(const Party& party, Numbering& numbers, const void* in, void* out,
                      const std::vector<size_t>& counts, DType dtype, ReduceOp op, const Finish& finish);
-  // `sizes` are the members' bytes; out has them end to end.
+  // `sizes` are the members' sizes in bytes; their parts follow each other in `out`.
   void allgather(const Party& party, Numbering& numbers, const void* in, void* out, const std::vector<size_t>& sizes);
-  // `root` is a place in the party. out gets the root's in; on the root too, if it is not the same memory.
+  // `root` is a place in the party. `out` gets the root's `in`; also on the root, if it is other memory.
   void broadcast(const Party& party, Numbering& numbers, const void* in, void* out, size_t bytes, int root);
-  // sizes[i][j]: bytes from member i to member j; in and out are end to end, in the members' order.
+  // sizes[i][j]: bytes from member i to member j. In `in` and `out`, the parts follow each other in the members' order.
   void alltoall(const Party& party, Numbering& numbers, const void* in, void* out,
                 const std::vector<std::vector<size_t>>& sizes);
   void barrier(const Party& party, Numbering& numbers);
@@ -87,7 +89,7 @@ class LocalPlane {
   void reduce_parts(const Party& party, Numbering& numbers, const void* in, char* out,
                     const std::vector<size_t>& bounds, size_t width, Kernel kernel, const Finish& finish);
   void gather(const Party& party, Numbering& numbers, const void* in, char* out, const std::vector<size_t>& sizes);
-  // Bytes that each of so many parts has in a slice, the largest of which has `largest` in all.
+  // The bytes of each of so many parts in a slice; the largest part has `largest` bytes in all.
   size_t share_of_slice(size_t parts, size_t largest) const;
   void copy(void* to, const void* from, size_t bytes) const { interruption_.copy(to, from, bytes); }
 

@@ -22,8 +22,8 @@
 namespace elastic {
 namespace {
 
-// The segments of this process. Locked over each fork: nobody maps or unmaps one meanwhile, and the child can unlock
-// it.
+// The segments of this process. Locked during each fork: no segment is mapped or unmapped meanwhile, and the child can
+// unlock the mutex.
 struct Registry {
   std::mutex mutex;
   std::vector<const SharedSegment*> segments;
@@ -32,7 +32,8 @@ struct Registry {
 Registry& registry() {
   static Registry* const made = [] {
     auto* const fresh = new Registry;
-    // Workers forked from a warmed process skip these (it clones without the C library), before there are segments.
+    // Workers forked from a warmed process skip these handlers (it clones without the C library), but before there are
+    // segments.
     pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
                    [] {
                      SharedSegment::enter_child();
@@ -47,7 +48,7 @@ char* map_segment(int descriptor) {
   void* const base =
       mmap(nullptr, SharedSegment::kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
   if (base == MAP_FAILED) throw CollectiveError("cannot map shared memory: " + errno_text());
-  // A core dump of it would be as large as all workers together.
+  // Otherwise a core dump could be as large as all workers' memory.
   madvise(base, SharedSegment::kBytes, MADV_DONTDUMP);
   return static_cast<char*>(base);
 }
@@ -88,7 +89,7 @@ SharedSegment::SharedSegment() : owner_(getpid()) {
     if (getrandom(&words->nonce, sizeof(words->nonce), 0) != sizeof(words->nonce)) {
       throw CollectiveError("cannot get random bytes: " + errno_text());
     }
-    // Mailboxes are written in the middle of a collective: better no room now than SIGBUS then.
+    // Mailboxes are written in the middle of a collective: better an error now than a SIGBUS then.
     if (fallocate(descriptor_, 0, 0, static_cast<off_t>(kStagingOffset)) != 0) {
       throw CollectiveError("cannot make shared memory: " + errno_text());
     }
@@ -106,15 +107,14 @@ void SharedSegment::unmap() {
   if (base_ != nullptr) munmap(base_, kBytes);
 }
 
-// Between fork() and whatever the child does: only system calls here.
+// Runs in the child at the end of fork(): only system calls are safe here.
 void SharedSegment::enter_child() {
   for (const SharedSegment* segment : registry().segments) segment->make_private();
-  registry().segments.clear();  // a child of the child gets copies of its copies without this
+  registry().segments.clear();  // a child of the child copies these copies anyway
 }
 
 void SharedSegment::make_private() const {
-  // Only what is in use: where memory is never promised twice (vm.overcommit_memory=2), all of the segment's address
-  // space would count.
+  // Only the used part: with vm.overcommit_memory=2, the segment's whole address space would count as memory.
   const size_t end = end_.load();
   const void* const used =
       mmap(base_, end, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, descriptor_, 0);
@@ -130,7 +130,7 @@ void SharedSegment::make_private() const {
 }
 
 SharedSegment::~SharedSegment() {
-  // A forked child has the mapping and the descriptor too, and its own copies to give back.
+  // A forked child has the mapping, too, and unmaps its own copy.
   unmap();
   if (getpid() == owner_) ::close(descriptor_);
 }
@@ -176,7 +176,7 @@ void* SharedSegment::allocate(size_t bytes) {
 }
 
 void SharedSegment::release(void* memory) {
-  // A forked child has nothing to give back, and there the mutex may be locked for ever.
+  // A forked child must not free anything, and there the mutex may be locked for ever.
   if (getpid() != owner_) return;
   const auto at = static_cast<size_t>(static_cast<char*>(memory) - base_);
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -206,12 +206,12 @@ PeerSegment::PeerSegment(int rank, const SegmentName& name) : rank_(rank), name_
     if (base_ != nullptr) munmap(base_, SharedSegment::kBytes);
     throw CollectiveError("the shared memory of rank " + std::to_string(rank) + " is another's by now");
   }
-  // A child could write to it, and keep its memory when the peer is gone.
+  // A child could write to it, and keep its memory allocated after the peer's end.
   madvise(base_, SharedSegment::kBytes, MADV_DONTFORK);
 }
 
 PeerSegment::~PeerSegment() {
-  // In a forked child something else may be there by now.
+  // In a forked child, another mapping may be there by now.
   if (getpid() == owner_) munmap(base_, SharedSegment::kBytes);
 }
 

@@ -1,12 +1,13 @@
 // Memory of one worker that the other workers of its machine map: words to wait on, mailboxes for small messages, room
-// for slices of large ones, a heap.
+// for slices of large ones, and a heap.
 //
-// It is a memfd: it has no name, /dev/shm's size is no limit to it, and the kernel frees it with the last process that
-// has it mapped, however they end. Peers open it as /proc/PID/fd/N, which takes the same user and pid namespace.
+// It is a memfd: it has no name, is not limited by the size of /dev/shm, and the kernel frees it with the last process
+// that has it mapped, however the processes end. Peers open it as /proc/PID/fd/N, which requires the same user and pid
+// namespace.
 //
-// A forked child has a copy of it, as of all memory: gradients live in it, and what a data loader does to its own must
-// not reach the parent's. The copy is made page by page, where the child writes; in a page that it has not written yet,
-// it sees what the parent writes after the fork. Peers' segments do not exist in the child.
+// A forked child has a copy of it, as of all memory: gradients are in it, and a data loader's writes to its copy must
+// not change the parent's. A page is copied when the child writes to it; in a page that it has not written, it sees the
+// parent's writes after the fork. Peers' segments are not mapped in the child.
 #pragma once
 
 #include <sys/types.h>
@@ -23,23 +24,23 @@ namespace elastic {
 
 constexpr size_t kMailboxBytes = 32 * 1024;
 constexpr int kMailboxes = 2;
-// What is staged at a time, of memory that peers cannot read: it bounds what a collective takes of shared memory.
+// The size of a slice that is staged for peers that cannot read the memory: limits a collective's use of shared memory.
 constexpr size_t kSliceBytes = size_t{8} << 20;
 
-// Where an operation's memory is: in its owner's segment, or in the rest of its owner's address space.
+// The location of an operation's memory: in its owner's segment, or elsewhere in its owner's address space.
 struct Address {
   uint64_t value;
   bool shared;
 };
 
-// The words at the start of a segment. Only `waiters` is ever written by a peer.
+// The words at the beginning of a segment. Peers write only `waiters`.
 struct Words {
   uint64_t nonce;
-  // How far the owner is. Never falls. See LocalPlane.
+  // The owner's progress, which never decreases. See LocalPlane.
   alignas(64) std::atomic<uint64_t> progress;
   std::atomic<uint32_t> event;  // the futex: counts the changes of `progress`
   std::atomic<uint32_t> waiters;
-  // Not 0: the owner has given up, and its private memory may be anything by now.
+  // Not 0: the owner has given up, and may have reused its private memory.
   std::atomic<uint32_t> gave_up;
   struct Buffers {
     Address input, output;
@@ -50,24 +51,24 @@ struct Words {
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 
-// How a peer finds a segment.
+// The data with which a peer finds a segment.
 struct SegmentName {
-  std::string machine;  // equal where segments can be shared
+  std::string machine;  // equal if segments can be shared
   pid_t pid;
   int descriptor;
   uint64_t nonce;
   uint64_t words_address;  // in the owner's address space
 };
 
-// The machine, as far as sharing memory goes: this boot, this pid and network namespace, this user. Workers in
-// different network namespaces are taken for different machines. "" where /proc says too little.
+// Identifies the machine for sharing memory: its boot, and this process's pid and network namespaces and user. Workers
+// in different network namespaces count as different machines. "" if /proc lacks the information.
 std::string this_machine();
 
 class SharedSegment {
  public:
-  // What a child has of its parent's segments: called by fork(). Ends the child when that cannot be its own.
+  // Gives a forked child its own copies of the segments; called by fork(). Ends the child if that fails.
   static void enter_child();
-  // Throws CollectiveError where memory cannot be shared.
+  // Throws CollectiveError if memory cannot be shared.
   SharedSegment();
   ~SharedSegment();
   SharedSegment(const SharedSegment&) = delete;
@@ -77,14 +78,14 @@ class SharedSegment {
   Words& words() { return *reinterpret_cast<Words*>(base_); }
   char* mailbox(int which) { return base_ + kMailboxesOffset + static_cast<size_t>(which) * kMailboxBytes; }
 
-  // Room for a slice of up to kSliceBytes, one for each mailbox. Throws CollectiveError when there is no memory.
+  // Room for a slice of up to kSliceBytes, one for each mailbox. Throws CollectiveError if there is no memory.
   char* staging(int which, size_t bytes);
-  // Gives it back to the system.
+  // Returns this memory to the system.
   void release_staging();
 
-  // Zeroed memory of the heap, aligned to pages; nullptr when the heap is full.
+  // Zeroed memory of the heap, aligned to pages; nullptr if the heap is full.
   void* allocate(size_t bytes);
-  // Gives it back, to the system too.
+  // Frees it, and returns its pages to the system.
   void release(void* memory);
 
   bool contains(const void* memory) const { return memory >= base_ && memory < base_ + kBytes; }
@@ -96,7 +97,7 @@ class SharedSegment {
   static constexpr size_t kMailboxesOffset = 4096;
   static constexpr size_t kStagingOffset = size_t{1} << 20;
   static constexpr size_t kHeapOffset = kStagingOffset + kMailboxes * kSliceBytes;
-  // Address space, not memory: pages come when they are written.
+  // Address space, not memory: pages are allocated when they are written.
   static constexpr size_t kBytes = size_t{1} << 34;
 
  private:
@@ -106,16 +107,16 @@ class SharedSegment {
   const pid_t owner_;
   int descriptor_ = -1;
   char* base_ = nullptr;
-  std::atomic<size_t> end_{kHeapOffset};  // of what was ever in use
-  size_t staged_[kMailboxes] = {};        // bytes of each room that there is memory for
+  std::atomic<size_t> end_{kHeapOffset};  // end of the part that was ever used
+  size_t staged_[kMailboxes] = {};        // allocated bytes of each room
   std::mutex mutex_;
-  std::map<size_t, size_t> used_;  // offset and size of what is allocated
+  std::map<size_t, size_t> used_;  // offset -> size of allocations
 };
 
-// A peer's segment as this process sees it.
+// A peer's segment, mapped into this process.
 class PeerSegment {
  public:
-  // Throws CollectiveError when it cannot be mapped, or is not the one meant.
+  // Throws CollectiveError if it cannot be mapped, or is another segment.
   PeerSegment(int rank, const SegmentName& name);
   ~PeerSegment();
   PeerSegment(const PeerSegment&) = delete;
@@ -128,11 +129,11 @@ class PeerSegment {
 
   // Whether this process may read the peer's private memory.
   bool can_read_private() const;
-  // Memory that can be read at once; nullptr for private memory.
+  // The peer's memory, if it is mapped; nullptr for private memory.
   const char* mapped(Address address, size_t offset) const {
     return address.shared ? base_ + address.value + offset : nullptr;
   }
-  // Copies from the peer's memory, mapped or private. Throws CollectiveError when the peer is gone.
+  // Copies from the peer's memory, mapped or private. Throws CollectiveError if the peer has ended.
   void read(Address address, size_t offset, void* to, size_t bytes) const;
 
   int rank() const { return rank_; }

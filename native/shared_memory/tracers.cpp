@@ -12,7 +12,7 @@ namespace {
 
 // include/linux/proc_ns.h: PROC_PID_INIT_INO.
 constexpr const char* kSystemsNamespace = "pid:[4026531836]";
-// Longer chains of parents are a mistake, or change while they are read.
+// A longer chain of parents is an error, or changes while it is read.
 constexpr size_t kMostAncestors = 1000;
 
 std::vector<pid_t> lineage(pid_t process, const std::function<pid_t(pid_t)>& parent) {
@@ -51,7 +51,7 @@ pid_t parent_of(pid_t process) {
   std::ifstream file("/proc/" + std::to_string(process) + "/stat");
   std::string line;
   std::getline(file, line);
-  // The name, in brackets, may have anything in it.
+  // The name, in parentheses, may contain any characters.
   const size_t name_end = line.rfind(')');
   if (name_end == std::string::npos) return 0;
   std::istringstream rest(line.substr(name_end + 1));
@@ -66,7 +66,7 @@ bool is_narrow(pid_t ancestor, const std::string& pid_namespace) {
 }
 
 bool admit_readers(std::vector<pid_t> processes) {
-  if (ptrace_scope() != 1) return false;  // 0: it was not Yama; 2 and 3: only a capability would help, or nothing
+  if (ptrace_scope() != 1) return false;  // 0: Yama is not the reason; 2: only a capability helps; 3: nothing does
   processes.push_back(getpid());
   const pid_t ancestor = common_ancestor(processes, parent_of);
   return is_narrow(ancestor, own_pid_namespace()) &&
