@@ -1,6 +1,7 @@
-// A condition variable that a forked child may leave behind.
+// A condition variable that may be abandoned in a forked child.
 //
-// The C library's destructor waits for all who wait on it. Threads of the parent never come back from that in a child.
+// The C library's destructor waits for all waiting threads. In a child, the parent's threads never return from the
+// wait.
 #pragma once
 
 #include <unistd.h>

@@ -149,7 +149,7 @@ void ControlLink::flush(Peer& peer) {
 void ControlLink::wait_to_send(const Peer& to) {
   std::vector<pollfd> polled;
   for (const Peer& peer : peers_) {
-    // Who has sent a whole message of the greatest length is about to receive.
+    // A peer that has sent a whole message of the greatest length is about to receive.
     const bool has_room = !peer.gone && peer.received.size() < kMostBytes + sizeof(uint32_t);
     const int events = (has_room ? POLLIN : 0) | (&peer == &to ? POLLOUT : 0);
     polled.push_back({events == 0 ? -1 : peer.socket.get(), static_cast<short>(events), 0});
@@ -187,7 +187,7 @@ std::vector<ControlLink::Frame> ControlLink::receive(int timeout_ms) {
   };
   std::vector<Frame> frames;
   epoll_event events[64];
-  // What came while this rank was sending is not waited for once more.
+  // Does not wait if messages have arrived while this rank was sending.
   if (std::any_of(peers_.begin(), peers_.end(), has_message)) timeout_ms = 0;
   const int count = epoll_wait(epoll_.get(), events, 64, timeout_ms);
   for (int i = 0; i < count; ++i) {
@@ -213,7 +213,7 @@ std::vector<ControlLink::Frame> ControlLink::receive(int timeout_ms) {
     }
     peer.received.erase(0, at);
   }
-  // What came before the end is used first.
+  // Messages that arrived before the end of a connection are returned first.
   if (frames.empty()) {
     for (const Peer& peer : peers_) {
       if (peer.gone) lost(peer);
@@ -251,7 +251,7 @@ void ControlLink::wake() {
 }
 
 void ControlLink::disconnect() {
-  listener_ = Descriptor();  // who was not let in yet sees it too
+  listener_ = Descriptor();  // ranks that were not accepted yet notice it, too
   for (const Peer& peer : peers_) {
     if (is_suspicious(peer.socket.get(), reach_)) reach_.found->add({peer.rank});
     shutdown(peer.socket.get(), SHUT_RDWR);

@@ -10,19 +10,19 @@
 namespace elastic {
 namespace {
 
-// A batch is worth a number when that is shorter.
+// Shorter bodies get no number.
 constexpr size_t kShortBody = 8;
-// Bytes of texts and bodies that a sender holds, about. Rank 0 holds as much for each rank, and some more.
+// The approximate limit of bytes of texts and bodies that a sender holds. Rank 0 holds as much for each rank, and more.
 constexpr size_t kMostHeld = size_t{2} << 20;
-// What it costs to hold one, beyond its bytes.
+// The cost of holding a text, in addition to its bytes.
 constexpr size_t kHoldingCost = 96;
-// What is told of operations that lack ranks: all of it fits onto a page of vitals.
+// The limits of the text about operations that lack ranks, which has to fit onto a page of vitals.
 constexpr size_t kMostLacking = 8, kMostRanges = 64, kMostName = 200;
 
-// As the gradients of an optimizer may be what is gathered.
+// The gathered tensors may be an optimizer's gradients.
 constexpr const char* kSparseHint = " (for sparse gradients: DistributedOptimizer(..., sparse_as_dense=True))";
 
-// How a body goes: as a number, or whole.
+// How a body is sent: in full, in full with a new number, or as a known number.
 enum Mode : uint64_t { kWhole, kRemember, kKnown };
 
 std::string join_ranks(const std::vector<int>& ranks) {
@@ -31,7 +31,7 @@ std::string join_ranks(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + text;
 }
 
-// "0-2,5"; where there are too many gaps, the first of them.
+// Returns ranks as "0-2,5"; only the first ranges if there are too many.
 std::string ranges(const std::vector<int>& ranks) {
   std::string text;
   size_t parts = 0;
@@ -45,7 +45,7 @@ std::string ranges(const std::vector<int>& ranks) {
   return text;
 }
 
-// Without what would end a line or a column, and not longer than people read.
+// Replaces characters that would end a line or a column, and limits the length.
 std::string printable(std::string text) {
   if (text.size() > kMostName) text = text.substr(0, kMostName) + "...";
   for (char& each : text) {
@@ -60,7 +60,7 @@ size_t total_bytes(const Plan& plan) {
   return bytes;
 }
 
-// What a key says after its process set: whose name follows, or the kind of an unnamed operation.
+// The part of a key after its process set: whose name follows, or that it is a join or an unnamed operation.
 enum Space : uint64_t { kNamed, kOwn, kJoined, kUnnamed };
 
 }  // namespace
@@ -128,7 +128,7 @@ std::string Sender::message(const std::string& body) {
     writer.raw(body);
   }
   if (held_ > kMostHeld) {
-    // From the next message on: this one's numbers are the old ones.
+    // From the next message on: this one uses the old numbers.
     numbers_.clear();
     bodies_.clear();
     held_ = 0;
@@ -346,7 +346,7 @@ void Coordinator::refuse_hopeless(const std::string& key, const Pending& pending
 void Coordinator::join(int number) {
   Rank& joiner = ranks_[static_cast<size_t>(number)];
   if (std::exchange(joiner.joined, true)) throw CollectiveError("rank " + std::to_string(number) + " joins twice");
-  // As its engine does.
+  // As the rank's engine does.
   ++joiner.joins;
   joiner.unnamed.clear();
   last_joined_ = number;
@@ -393,7 +393,7 @@ std::string Coordinator::objection(const Pending& pending) const {
   while (!pending.arrivals[first].plan) ++first;
   const Arrival& reference = pending.arrivals[first];
   std::vector<int> joined;
-  // The rank that differs is named next to the one that most agree with, so that three against one read that way.
+  // The message compares a rank of the largest group that agrees with one that differs from it.
   std::map<std::string, std::vector<size_t>> camps;
   for (size_t i = 0; i < members.size(); ++i) {
     if (pending.arrivals[i].plan) {
@@ -489,7 +489,7 @@ void Coordinator::write(Writer& body, const std::vector<Entry>& entries) {
 std::string Coordinator::flush() {
   if (ready_.empty()) return "";
   std::vector<Reply> replies;
-  std::map<size_t, size_t> open;  // fused bytes of a reply that takes more
+  std::map<size_t, size_t> open;  // index of a reply that accepts more -> its fused bytes
   for (Reply& reply : ready_) {
     const Plan* const plan = reply.entries.empty() ? nullptr : reply.entries[0].plan.get();
     if (reply.type == Reply::Type::kRun && can_be_fused(*plan)) {
@@ -562,7 +562,7 @@ std::vector<std::string> Coordinator::look(Clock::time_point now) {
     return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(value));
   };
   next_look_ = Clock::time_point::max();
-  // One warning for all that wait for the same ranks.
+  // One warning for all operations that wait for the same ranks.
   std::map<std::vector<int>, std::vector<std::string>> late;
   bool failed = false;
   for (auto& [key, pending] : pending_) {

@@ -12,14 +12,14 @@
 namespace elastic {
 namespace {
 
-// What waits for a shorter time is on its way.
+// Shorter waits are not reported.
 constexpr std::chrono::seconds kWorthTelling{1};
 
-// The thread looks up from its sleep now and then, for peers that have waited long.
+// The longest sleep of the thread, which regularly checks for operations that have waited long.
 constexpr int kSleepMs = kLookInterval.count();
 
-// How long those who run operations on devices may take to give them back when the round is over: they see it in
-// milliseconds.
+// How long threads that run operations on devices may take to conclude them when the round is over, which they notice
+// within milliseconds.
 constexpr std::chrono::seconds kTurnsEnd{2};
 
 bool is_absent(const Entry& entry, int rank) {
@@ -30,7 +30,7 @@ void tell_over(const Operation& operation, bool well) {
   vitals::finished(static_cast<int>(operation.plan.kind), payload_bytes(operation.plan, operation.sizes), well);
 }
 
-// Up as long as it lives.
+// Sets a flag for its own lifetime.
 class Flag {
  public:
   explicit Flag(std::atomic<bool>& flag) : flag_(flag) { flag_ = true; }
@@ -66,7 +66,7 @@ Engine::~Engine() {
 
 std::string Engine::prepare(const std::string& host, PortRange ports) { return link_.listen(host, ports); }
 
-// Who fails lets the others see the end of its connections, so that nobody waits for a time limit.
+// On failure, a rank shuts down its connections, so that the others notice, and do not wait until they time out.
 template <typename Talk>
 void Engine::meet(Seconds timeout, Talk talk) {
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout);
@@ -210,7 +210,7 @@ std::shared_ptr<Operation> Engine::enter(std::shared_ptr<Operation> operation) {
       throw DuplicateNameError("cannot " + std::string(kind_name(plan.kind)) + " '" + key_name(operation->key) +
                                "': an operation of this name is under way");
     }
-    // Both or neither, also where there is no memory: what is not queued is never over.
+    // Both or neither, also without memory: an operation that is not queued would never end.
     queue_.push_back(operation);
     try {
       inflight_.emplace(operation->key, operation);
@@ -220,8 +220,8 @@ std::shared_ptr<Operation> Engine::enter(std::shared_ptr<Operation> operation) {
     }
     if (number != nullptr) ++*number;
     if (plan.kind == Kind::kLeave) leaving_[plan.root == 0 ? 0 : 1] = operation;
-    // Ranks have submitted different numbers of unnamed ones by then. In the order in which rank 0 learns of them, so
-    // that both count alike, whatever other threads submit meanwhile.
+    // At a join, ranks have submitted different numbers of unnamed operations. They are counted in the order in which
+    // rank 0 receives them, so that both counts agree, whatever other threads submit meanwhile.
     if (plan.kind == Kind::kJoin) {
       ++joins_;
       unnamed_.clear();
@@ -276,7 +276,7 @@ void Engine::check(const std::shared_ptr<Operation>& operation) {
   const std::lock_guard<std::mutex> lock(mutex_);
   switch (operation->state) {
     case Operation::State::kDone:
-      // It is done for this rank; what this rank had under way may have broken since.
+      // The step is done, but this rank's operations in flight may have failed since.
       if (operation == leaving_[0] && !broken_.empty()) throw AbortedError(broken_);
       return;
     case Operation::State::kMismatch:
@@ -349,7 +349,7 @@ void Engine::abort(const std::string& reason) {
 void Engine::close() {
   if (getpid() != owner_) return;
   const std::lock_guard<std::mutex> closing(close_mutex_);
-  // The thread may be in a collective between machines, which nothing but an abort ends before its time limit.
+  // The thread may be in a collective between machines, which only an abort ends before its time limit.
   abort("the engine is closed");
   source_.reset();
   if (thread_.joinable()) thread_.join();
@@ -357,7 +357,7 @@ void Engine::close() {
   timeline_.stop();
   executor_.reset();
   link_.close();
-  // Memory that allocate() gave out keeps it.
+  // Memory from allocate() keeps the segment alive.
   const std::lock_guard<std::mutex> lock(mutex_);
   memory_.segment.reset();
 }
@@ -408,7 +408,7 @@ void Engine::run() {
       }
       const std::vector<ControlLink::Frame> frames = link_.receive(idle ? kSleepMs : 0);
       asleep_ = false;
-      // Also while nothing is awaited: who is silent then is known at once when something is.
+      // Also while no message is awaited: so a rank that is silent already is known at once when one is.
       const auto now = Clock::now();
       if (link_.look_is_due(now)) link_.look(now, awaits());
       for (const auto& frame : frames) {
@@ -421,7 +421,7 @@ void Engine::run() {
       }
     }
   } catch (const std::bad_alloc& error) {
-    // The peers see this rank leave; here everything under way fails of it.
+    // The peers notice that this rank leaves; here, all operations in flight fail.
     reason = error.what();
     const std::lock_guard<std::mutex> lock(mutex_);
     out_of_memory_ = broken_.empty();
@@ -439,7 +439,7 @@ void Engine::run() {
   try {
     abort(reason);
     link_.disconnect();
-  } catch (...) {  // whatever it is, nobody may be left waiting
+  } catch (...) {  // after any exception, no thread may be left waiting
   }
   fail_left(false);
   {
@@ -465,7 +465,7 @@ void Engine::fail_left(bool taken) noexcept {
   }
 }
 
-// Tells rank 0 what was submitted here.
+// Reports this rank's submissions to rank 0.
 void Engine::tell() {
   std::deque<std::shared_ptr<Operation>> fresh;
   {
@@ -479,12 +479,12 @@ void Engine::tell() {
     const std::lock_guard<std::mutex> lock(mutex_);
     coordinator_->receive(0, message, Clock::now());
   } else {
-    // Never blocks: rank 0 may be in a collective that it has told this rank of, and wait for this rank there.
+    // Never blocks: rank 0 may be waiting for this rank in a collective that it has announced.
     link_.post(0, message);
   }
 }
 
-// On rank 0: tells all what runs, and runs it.
+// On rank 0: sends all ranks the operations to run, and runs them.
 void Engine::answer() {
   if (!coordinator_) return;
   std::string message;
@@ -497,7 +497,7 @@ void Engine::answer() {
   for (const std::string& warning : warnings) notices_.add("elastic_driver: " + warning);
   notices_.flush();
   if (message.empty()) return;
-  // All of it, before this rank runs what the others have to be told of.
+  // Sends everything before this rank runs operations of which the others must know.
   for (int rank = 1; rank < size_; ++rank) link_.send(rank, message, [this] { throw_if_aborted(); });
   take(replies_.read(message));
 }
@@ -537,7 +537,7 @@ void Engine::finish(const std::shared_ptr<Operation>& operation, Operation::Stat
     operation->state = state;
     try {
       operation->error = error;
-    } catch (const std::bad_alloc&) {  // it is over without words
+    } catch (const std::bad_alloc&) {  // it ends without a message
     }
     operation->owner.reset();
     inflight_.erase(operation->key);
@@ -595,7 +595,7 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
   const Plan& plan = *entries[0].plan;
   const std::shared_ptr<const ProcessSet> set = sets_.find(plan.process_set);
   if (!set) {
-    // Agreed on before its set went, which was at the same point on all ranks: nobody runs it.
+    // Agreed on before its process set was removed, at the same point on all ranks: no rank runs it.
     for (const Entry& entry : entries) {
       const auto operation = answered(entry);
       if (!operation) continue;
@@ -606,7 +606,7 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
     return;
   }
   if (set->place < 0) return;
-  // None for an operation that others run while this rank has joined.
+  // Null for an operation that others run while this rank has joined.
   std::vector<std::shared_ptr<Operation>> operations;
   for (const Entry& entry : entries) operations.push_back(answered(entry));
   check_entries(*set, entries, operations);
@@ -629,7 +629,7 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
   }
   if (operations[0] && operations[0]->removes >= 0) drop_set(operations[0]->removes);
   const auto end = Clock::now();
-  // Before anybody knows that they are done: who then stops the timeline is to find them in it.
+  // Before the operations are reported as done: if the timeline is stopped then, it must contain them.
   if (timeline_.on()) {
     for (const auto& operation : operations) {
       if (operation) trace(timeline_, *operation, answered_at_, begin, end, spans);

@@ -13,11 +13,11 @@
 namespace elastic {
 namespace {
 
-// Smaller tensors that run together are copied into one buffer; larger ones gain nothing from that.
+// Smaller tensors that run together are copied into one buffer; larger ones do not benefit from it.
 constexpr size_t kPackedTensorBytes = 256 * 1024;
-// What is packed at a time: it stays in the cache.
+// The limit of a packed buffer, so that it stays in the cache.
 constexpr size_t kPackBytes = size_t{4} << 20;
-// What the timeline calls the transports. It has Horovod's names for what Horovod has, too.
+// The names of the transports in the timeline; Horovod's, where it has them.
 constexpr const char* kShared = "SHARED_MEMORY";
 constexpr const char* kNetworkAllreduce = "GLOO_ALLREDUCE";
 constexpr const char* kNetworkAllgather = "GLOO_ALLGATHER";
@@ -26,7 +26,7 @@ std::unique_ptr<char[]> uninitialized(size_t bytes) {
   return std::unique_ptr<char[]>(new char[std::max<size_t>(bytes, 1)]);
 }
 
-// Rows of each member's part: as even as can be, the first ones have one more.
+// The rows of each member's part: as even as possible, the first ones with one more.
 std::vector<size_t> even_rows(size_t rows, size_t members) {
   std::vector<size_t> parts(members, rows / members);
   for (size_t i = 0; i < rows % members; ++i) ++parts[i];
@@ -35,7 +35,7 @@ std::vector<size_t> even_rows(size_t rows, size_t members) {
 
 bool is_small(DType type) { return type == DType::kInt8 || type == DType::kUInt8; }
 
-// How members' elements are combined: an average is a sum until it is concluded, once.
+// How members' elements are combined: an average is a sum until the final division.
 ReduceOp combination(Reduction reduction) {
   const ReduceOp op = kernel_op(reduction);
   return op == ReduceOp::kAverage ? ReduceOp::kSum : op;
@@ -113,7 +113,7 @@ std::vector<Span> Executor::run(const ProcessSet& set, const std::vector<Entry>&
       if (first != nullptr) first->last_joined = static_cast<int>(entries[0].sizes.at(0));
       break;
     case Kind::kLeave:
-      // Those who have left need nothing of this rank any more after the second step.
+      // After the second step, ranks that have left no longer need this rank.
       if (first == nullptr && entries[0].plan->root != 0) {
         throw CollectiveError("all ranks that have not joined have left the round");
       }

@@ -1,8 +1,9 @@
-// Runs what the ranks have agreed on: inside this machine over LocalPlane, between machines over ContextGroup.
+// Runs the operations that the ranks have agreed on: within this machine over LocalPlane, between machines over
+// ContextGroup.
 //
-// Owns this rank's view of its neighbours' memory, the buffer for small tensors that run together, and the numbers
-// under which neighbours meet. Knows nothing of queues, threads and states of operations. Used by the engine's thread
-// alone.
+// Owns this rank's view of its neighbors' memory, the buffer for small tensors that run together, and the numbers of
+// operations among neighbors. Knows nothing of queues, threads and states of operations. Used only by the engine's
+// thread.
 #pragma once
 
 #include <cstddef>
@@ -21,16 +22,16 @@
 
 namespace elastic {
 
-// Memory for small tensors that run together: in the segment, where peers read it without copies, if that has room.
+// Memory for small tensors that run together: in the segment, where peers read it without copies, if it has room.
 class PackBuffer {
  public:
-  // `segment`: none where memory is not shared.
+  // `segment`: null if memory is not shared.
   explicit PackBuffer(std::shared_ptr<SharedSegment> segment) : segment_(std::move(segment)) {}
   ~PackBuffer();
   PackBuffer(const PackBuffer&) = delete;
   PackBuffer& operator=(const PackBuffer&) = delete;
 
-  // So many bytes, until the next call.
+  // Returns so many bytes, valid until the next call.
   char* get(size_t bytes);
 
  private:
@@ -42,31 +43,31 @@ class PackBuffer {
 
 class Executor {
  public:
-  // `plane` and `segment`: none where this rank shares memory with nobody. `limit`: of a collective between machines.
-  // `interruption` ends what runs: this touches nobody's memory any more then.
+  // `plane` and `segment`: null if this rank shares no memory. `limit`: of a collective between machines.
+  // `interruption` ends a running operation, whose memory is no longer accessed then.
   Executor(int rank, Seconds limit, Timeline& timeline, Interruption interruption, std::unique_ptr<LocalPlane> plane,
            std::shared_ptr<SharedSegment> segment);
 
-  // Rank 0's next reply: ranks number alike what they run of one.
+  // Begins rank 0's next reply: within a reply, the ranks number operations alike.
   void begin_reply();
-  // Runs entries that go together, in a set that this rank is a member of. `operations` are its own of them, none where
-  // others run what this rank, which has joined, has not submitted. Returns what took which time, while there is a
-  // timeline. Throws CollectiveError, also for what rank 0 may not ask for.
+  // Runs entries that run together, in a set of which this rank is a member. `operations` are this rank's own; null for
+  // those that this rank, which has joined, has not submitted. Returns the time spans of its parts, while there is a
+  // timeline. Throws CollectiveError, also for entries that rank 0 may not request.
   std::vector<Span> run(const ProcessSet& set, const std::vector<Entry>& entries,
                         const std::vector<std::shared_ptr<Operation>>& operations);
 
  private:
-  // A tensor that is reduced.
+  // A tensor to reduce.
   struct Piece {
     const void* in;
     void* out;
     size_t count;
     DType type;
-    bool neutral = false;  // of a rank that has joined: changes nobody's values, and is not scaled
+    bool neutral = false;  // of a rank that has joined: has the neutral element, and is not scaled
 
     size_t bytes() const { return count * element_size(type); }
   };
-  // What is done to the elements besides their combination.
+  // The processing of elements before and after the reduction.
   struct Scaling {
     Reduction reduction;
     double prescale, postscale;
@@ -75,7 +76,7 @@ class Executor {
   void run_allreduces(const ProcessSet& set, const std::vector<Entry>& entries,
                       const std::vector<std::shared_ptr<Operation>>& operations);
   void allreduce_all(const ProcessSet& set, std::vector<Piece> pieces, const Scaling& scaling);
-  // Of 8-bit integers, the sums of which do not fit into them.
+  // For 8-bit integers, which cannot hold the sums.
   void average_small(const ProcessSet& set, const std::vector<Piece>& pieces, const Scaling& scaling);
   void run_allgather(const ProcessSet& set, const Entry& entry, Operation& operation);
   void run_broadcast(const ProcessSet& set, const Entry& entry, Operation& operation);
@@ -88,7 +89,7 @@ class Executor {
   void reduce_adasum(const ProcessSet& set, const Piece& piece, const Scaling& scaling);
   void allgather(const ProcessSet& set, const void* in, void* out, const std::vector<size_t>& sizes);
 
-  // Runs `work`, which is what the timeline calls it.
+  // Runs `work`, and records its time under this name.
   template <typename Work>
   void timed(const char* name, Work work);
   void copy(void* to, const void* from, size_t bytes) const { interruption_.copy(to, from, bytes); }
@@ -102,7 +103,7 @@ class Executor {
   const std::unique_ptr<LocalPlane> plane_;
   PackBuffer pack_;
   Numbering numbers_;
-  std::vector<Span> spans_;  // of the entries under way, while there is a timeline
+  std::vector<Span> spans_;  // of the running entries, while there is a timeline
 };
 
 }  // namespace elastic

@@ -28,11 +28,11 @@ SegmentName read_name(Reader& reader, const std::string& machine) {
   return name;
 }
 
-// Whether memory is shared, and how: a rank's view, and what comes of all of them.
+// Whether memory is shared, and how: a rank's view, or the result of all views.
 struct Verdict {
   bool mapped = true;
   bool direct = true;
-  bool again = false;  // whether it is worth another look
+  bool again = false;  // whether to check again
   std::string unshared;
 
   std::string encode() const {
@@ -54,12 +54,12 @@ struct Verdict {
   }
 };
 
-// On rank 0: what each rank is told of its machine, by what all have said of themselves.
+// On rank 0: the answers to each rank about its machine, from the data that all ranks have sent.
 class Directory {
  public:
   explicit Directory(const std::map<int, std::string>& words) {
     std::map<std::string, size_t> numbers;
-    std::vector<std::pair<size_t, size_t>> runs;  // number of a machine, how many ranks in a row
+    std::vector<std::pair<size_t, size_t>> runs;  // number of a machine, and of consecutive ranks on it
     for (const auto& [rank, bytes] : words) {
       Reader reader(bytes);
       const std::string name(reader.text());
@@ -93,7 +93,7 @@ class Directory {
 
  private:
   struct Machine {
-    size_t ranks = 0;  // that have a segment
+    size_t ranks = 0;  // with a segment
     Writer segments;
   };
   std::vector<Machine> machines_;
@@ -140,8 +140,8 @@ Acquaintance Meeting::introduce(const SharedMemory& own) {
   return known;
 }
 
-// Rank 0 learns each rank's machine and segment. It tells each which ranks are together, as runs over the ranks, and
-// the segments of its neighbours. The machines are, for now, as if all could share memory.
+// Rank 0 gets each rank's machine and segment. It sends each rank the ranks by machine, as runs over the ranks, and the
+// segments of its neighbors. At this point, the machines are as if all ranks could share memory.
 std::map<int, SegmentName> Meeting::find_neighbours(const SharedMemory& own, Acquaintance& known) {
   Writer words;
   words.text(own.machine);
@@ -169,7 +169,7 @@ std::map<int, SegmentName> Meeting::find_neighbours(const SharedMemory& own, Acq
   return names;
 }
 
-// All share memory, or none: whoever does it alone would wait for ever.
+// Either all ranks share memory, or none: a rank that did it alone would wait for ever.
 void Meeting::agree_on_memory(const SharedMemory& own, const std::map<int, SegmentName>& names, Acquaintance& known) {
   Verdict mine;
   mine.unshared = own.missing;
@@ -200,7 +200,8 @@ void Meeting::agree_on_memory(const SharedMemory& own, const std::map<int, Segme
       return [bytes = common.encode()](int) { return bytes; };
     }));
   };
-  // A rank that is refused may only have come before its neighbour let it in: when all have answered, all have.
+  // A rank whose read fails may only have been earlier than its neighbor's permission: when all ranks have answered,
+  // all have given their permission.
   const bool admitted = mine.mapped && own.direct_reads && admit_readers(processes);
   mine.direct = reads_all();
   mine.again = admitted && !mine.direct;
@@ -221,7 +222,7 @@ void Meeting::agree_on_memory(const SharedMemory& own, const std::map<int, Segme
 
 std::vector<std::string> Meeting::gather(const std::string& given, size_t own) {
   const std::string answer = consult(given, [own](const std::map<int, std::string>& all) {
-    // Ranks of one machine mostly have the same in common: it is told once.
+    // The common part is usually the same for all ranks of a machine, so it is sent once.
     std::map<std::string_view, size_t> numbers;
     Writer table, rows;
     for (const auto& [rank, bytes] : all) {

@@ -1,4 +1,4 @@
-// How the ranks of a round learn of each other: through rank 0, over the control link, before the engine's thread
+// The exchange of data between the ranks of a round: through rank 0, over the control link, before the engine's thread
 // starts.
 #pragma once
 
@@ -14,45 +14,45 @@
 
 namespace elastic {
 
-// What a rank has to share with its neighbours.
+// A rank's memory that its neighbors can map.
 struct SharedMemory {
-  std::string machine;                     // ranks of the same share memory; "": with nobody
-  std::shared_ptr<SharedSegment> segment;  // none then
-  bool direct_reads = true;                // whether private memory of peers is read where that is allowed
-  std::string missing;                     // why there is none, if it was wanted
+  std::string machine;                     // ranks with the same value share memory; "" shares none
+  std::shared_ptr<SharedSegment> segment;  // null without shared memory
+  bool direct_reads = true;                // whether to read peers' private memory if permitted
+  std::string missing;                     // why there is no segment, if one was wanted
 };
-// That of this process. `machine` tells apart what the system takes for one machine.
+// Creates that of this process. `machine` distinguishes ranks that the system considers to be on one machine.
 SharedMemory shared_memory(const std::string& machine, bool direct_reads);
 
-// What a rank knows of the others then.
+// A rank's knowledge of the other ranks.
 struct Acquaintance {
   // The ranks by machine, in the order of their first ranks; the same on all ranks. Ranks that cannot share memory are
   // on machines of their own.
   std::vector<std::vector<int>> machines;
-  // Why ranks of one machine do not share memory; "" when they do.
+  // Why ranks of one machine do not share memory; "" if they do.
   std::string unshared;
-  // The other ranks of this machine. None where memory is not shared.
+  // The other ranks of this machine. Empty if memory is not shared.
   std::vector<std::unique_ptr<PeerSegment>> neighbours;
   bool direct_reads = false;  // whether all read each other's private memory
 };
 
-// One time that all ranks come together. All call the same of these. They block until the deadline, call `check`
-// meanwhile, and throw what it throws, CollectiveTimeout, naming who is missing, and CollectiveError.
+// An exchange between all ranks, which must all make the same calls. The calls block until the deadline at most, call
+// `check` meanwhile, and throw what it throws, CollectiveTimeout, which names the missing ranks, and CollectiveError.
 class Meeting {
  public:
-  // `link` is connected, and outlives this.
+  // `link` must be connected, and outlive this.
   Meeting(ControlLink& link, Clock::time_point deadline, Check check);
 
   Acquaintance introduce(const SharedMemory& own);
 
-  // What each rank gives, by rank. The last bytes, `own` of them, are each rank's own, the rest is mostly what others
-  // have too.
+  // Returns the texts that the ranks have given, by rank. The last `own` bytes of a text are specific to its rank; the
+  // rest is usually the same for several ranks.
   std::vector<std::string> gather(const std::string& given, size_t own);
 
  private:
-  // What rank 0 answers each rank.
+  // Returns rank 0's answer to a rank.
   using Answers = std::function<std::string(int rank)>;
-  // Brings this rank's words to rank 0, where `decide` makes answers of all ranks', and returns the one to this rank.
+  // Sends this rank's words to rank 0, where `decide` turns all ranks' words into answers. Returns this rank's answer.
   std::string consult(std::string words, const std::function<Answers(const std::map<int, std::string>&)>& decide);
   std::map<int, SegmentName> find_neighbours(const SharedMemory& own, Acquaintance& known);
   void agree_on_memory(const SharedMemory& own, const std::map<int, SegmentName>& names, Acquaintance& known);

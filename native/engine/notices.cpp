@@ -13,16 +13,16 @@
 namespace elastic {
 namespace {
 
-// Kept for a reader that is behind.
+// The limit of bytes that are kept for a slow reader.
 constexpr size_t kMostKept = 64 * 1024;
 
-// Bytes written, or -1 with errno.
+// Returns the number of bytes written, or -1 with errno.
 ssize_t write_at_once(const char* text, size_t size) {
   struct stat status{};
   if (fstat(STDERR_FILENO, &status) != 0) return -1;
   if (S_ISSOCK(status.st_mode)) return send(STDERR_FILENO, text, size, MSG_DONTWAIT | MSG_NOSIGNAL);
   if (!S_ISFIFO(status.st_mode) && !S_ISCHR(status.st_mode)) return write(STDERR_FILENO, text, size);
-  // A description of its own: O_NONBLOCK on the one that there is would be everybody's.
+  // Opens a file description of its own: O_NONBLOCK on the present one would affect all processes that share it.
   const int own = open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
   if (own >= 0) {
     const ssize_t written = write(own, text, size);
@@ -31,7 +31,8 @@ ssize_t write_at_once(const char* text, size_t size) {
     errno = error;
     return written;
   }
-  // Another user's, say. So much is accepted where a poll says that something is, unless others write, too.
+  // It may belong to another user. If it polls as writable, it accepts PIPE_BUF bytes, unless other processes write,
+  // too.
   pollfd polled{STDERR_FILENO, POLLOUT, 0};
   if (poll(&polled, 1, 0) <= 0 || (polled.revents & POLLOUT) == 0) {
     errno = EAGAIN;
@@ -48,12 +49,12 @@ void Notices::add(const std::string& line) {
 
 void Notices::flush() {
   while (!pending_.empty()) {
-    // Line by line: short ones come whole, whoever else writes.
+    // Line by line: short lines are not mixed with other processes' output.
     const ssize_t written = write_at_once(pending_.data(), pending_.find('\n') + 1);
     if (written < 0 && errno == EINTR) continue;
     if (written < 0 && errno == EAGAIN) return;
     if (written <= 0) {
-      pending_.clear();  // nobody reads it, or ever will
+      pending_.clear();  // there is no reader any more
       return;
     }
     pending_.erase(0, static_cast<size_t>(written));

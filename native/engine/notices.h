@@ -1,4 +1,4 @@
-// Lines for the user on standard error, from threads that must never wait for whoever reads them.
+// Lines for the user on standard error, from threads that must never wait for the reader.
 #pragma once
 
 #include <string>
@@ -7,10 +7,10 @@ namespace elastic {
 
 class Notices {
  public:
-  // Keeps a line for flush(); without its end. Lines beyond what is worth keeping are dropped.
+  // Keeps a line, given without its line end, for flush(). Lines beyond a limit are dropped.
   void add(const std::string& line);
-  // Writes what the reader accepts at once, and keeps the rest for the next time. Never blocks, and leaves the
-  // descriptor, which other processes may share, as it is.
+  // Writes as much as possible without blocking, and keeps the rest for the next call. Does not change the descriptor's
+  // flags, since other processes may share it.
   void flush();
 
  private:

@@ -1,4 +1,4 @@
-// An operation of this rank, from Engine::submit() until nobody holds it.
+// An operation of this rank, from Engine::submit() until its last reference is dropped.
 #pragma once
 
 #include <chrono>
@@ -12,17 +12,17 @@
 
 namespace elastic {
 
-// Where a tensor is, and where its result goes. The memory is the submitter's, until the operation is over.
+// The memory of a tensor, and of its result. The submitter keeps it valid until the operation is over.
 struct Memory {
   const void* input;
   void* output;
 };
 
-// Its parts have owners in turn: the submitting thread until it is queued, then the engine's thread, or who takes it as
-// a Turn; and everybody may read it once Engine::wait() says that it is over.
+// Owned by the submitting thread until it is queued, then by the engine's thread, or by the thread that takes it as a
+// Turn. Any thread may read it once Engine::wait() has returned true.
 struct Operation {
   enum class State { kPending, kDone, kMismatch, kFailed, kOutOfMemory };
-  // A tensor of a size that is known only when the operation runs. Whoever wants it beyond the operation shares it.
+  // A tensor whose size is known only when the operation runs. Users that need it longer than the operation share it.
   struct Output {
     std::shared_ptr<char[]> memory;
     size_t bytes = 0;
@@ -32,12 +32,12 @@ struct Operation {
 
   std::string name;  // "" for an unnamed one
   Plan plan;
-  std::vector<Memory> memory;  // of each of the plan's tensors
-  // What owns that memory, if anything does that can be named. Let go of when the operation is over.
+  std::vector<Memory> memory;  // for each of the plan's tensors
+  // The owner of that memory; may be null. Released when the operation is over.
   std::shared_ptr<void> owner;
   std::vector<int64_t> sizes;  // see Plan::sized()
-  int removes = -1;            // a process set that goes when this, a barrier, is done
-  // What it is paired by with those of other ranks; see named_key(), unnamed_key().
+  int removes = -1;            // the process set to remove when this, a barrier, is done
+  // Matches it with other ranks' operations; see named_key(), unnamed_key().
   std::string key;
   std::chrono::steady_clock::time_point submitted;
 
@@ -45,8 +45,8 @@ struct Operation {
   int last_joined = -1;
 
   // Guarded by the engine's mutex.
-  bool answered = false;  // by rank 0: it runs, or has run
-  bool taken = false;     // as a Turn: its memory is in use until that is concluded
+  bool answered = false;  // by rank 0: it is running, or has run
+  bool taken = false;     // as a Turn: its memory is in use until the turn is concluded
   State state = State::kPending;
   std::string error;
 };

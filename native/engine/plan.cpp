@@ -16,9 +16,9 @@ constexpr const char* kKindNames[kKinds] = {"allreduce",     "allgather", "broad
                                             "reducescatter", "barrier",   "join",      "leave"};
 constexpr const char* kReductionNames[] = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};
 
-// Tensors of this size and more gain nothing from company: they would only be copied.
+// Tensors of at least this size do not benefit from fusion: they would only be copied.
 constexpr size_t kFusedTensorBytes = 256 * 1024;
-// No array is larger.
+// The limit of an array's size.
 constexpr uint64_t kMostTensorBytes = PTRDIFF_MAX;
 constexpr const char* kTooLarge = "its tensors have more bytes than memory has addresses";
 
@@ -92,7 +92,7 @@ void Plan::check() const {
     uint64_t bytes = wire_type_size(tensor.type);
     for (const int64_t extent : tensor.shape) {
       if (extent < 0) throw std::invalid_argument("an extent of a tensor is negative");
-      // Also where another extent is 0: rows of such a tensor may have any number of bytes.
+      // Also if another extent is 0: the rows of such a tensor may have any number of bytes.
       if (extent > 0 && bytes > kMostTensorBytes / static_cast<uint64_t>(extent))
         throw std::invalid_argument(kTooLarge);
       bytes *= static_cast<uint64_t>(std::max<int64_t>(extent, 1));

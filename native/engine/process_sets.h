@@ -1,4 +1,4 @@
-// The process sets of a round as one of its ranks sees them: who is in them, and over what their members meet.
+// The process sets of a round from one rank's view: their members, and the members' connections.
 #pragma once
 
 #include <map>
@@ -14,30 +14,31 @@ namespace elastic {
 
 struct ProcessSet {
   std::vector<int> ranks;  // in the members' order
-  int place = -1;          // this rank's; -1: not a member
+  int place = -1;          // this rank's; -1 if it is not a member
   Party party;             // the members on this machine
   bool one_machine = true;
-  int cross_groups = 0;  // with several machines: members that all machines have at least
+  int cross_groups = 0;  // with several machines: the smallest number of members on one of them
   std::shared_ptr<ContextGroup> contexts;
 
-  // The set of these ranks, on `machines` (ranks by machine), as rank `self` sees it. Throws std::invalid_argument.
+  // The set of these ranks, on `machines` (ranks by machine), from the view of rank `self`. Throws
+  // std::invalid_argument.
   ProcessSet(std::vector<int> members, std::shared_ptr<ContextGroup> connections, int self,
              const std::vector<std::vector<int>>& machines);
 };
 
-// By number. Any thread, any time.
+// The sets by number. Any thread, any time.
 class ProcessSets {
  public:
   void put(int number, std::shared_ptr<const ProcessSet> set);
-  // nullptr when there is none. Whoever runs something in a set keeps it, whatever becomes of it here.
+  // Returns nullptr if there is none. A running operation keeps its set, even if it is removed here meanwhile.
   std::shared_ptr<const ProcessSet> find(int number) const;
   void remove(int number);
 
-  // Aborts the contexts of all sets, and of those that are yet to come.
+  // Aborts the contexts of all sets, also of those added later.
   void abort(const std::string& reason);
 
  private:
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the following
   std::map<int, std::shared_ptr<const ProcessSet>> sets_;
   bool aborted_ = false;
   std::string reason_;

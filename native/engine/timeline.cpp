@@ -15,11 +15,11 @@
 namespace elastic {
 namespace {
 
-// Who looks 0.1 s after an operation finds it in the file.
+// An operation is in the file 0.1 s after its end.
 constexpr std::chrono::milliseconds kWriteMs{50};
-// A disk that hangs costs events, not memory without end.
+// The limit of memory: if a disk hangs, events are dropped.
 constexpr size_t kMostPending = size_t{16} << 20;
-// What ends the file. The next events are written over it.
+// The end of the file, which the next events overwrite.
 constexpr const char* kTail = "\n]\n";
 
 std::string quoted(const std::string& text) {
@@ -135,7 +135,7 @@ void Timeline::serve() {
       events.swap(pending_);
     }
     if (events.empty() || put(events)) continue;
-    Notices notices;  // whoever stops the timeline waits for this thread
+    Notices notices;  // must not block: stop() waits for this thread
     notices.add(std::string("elastic_driver: cannot go on with the timeline: ") + std::strerror(errno));
     on_ = false;
     notices.flush();
@@ -143,7 +143,7 @@ void Timeline::serve() {
   }
 }
 
-// Puts events behind the last one, and the file's end behind them. False, with errno, when that cannot be done.
+// Writes events after the last one, and then the file's end. Returns false, with errno, on failure.
 bool Timeline::put(const std::string& events) {
   const std::string text = events + kTail;
   for (size_t done = 0; done < text.size();) {

@@ -1,4 +1,4 @@
-// A trace of what a rank's operations did when, for chrome://tracing and Perfetto.
+// A trace of a rank's operations over time, for chrome://tracing and Perfetto.
 #pragma once
 
 #include <sys/types.h>
@@ -14,23 +14,23 @@
 
 namespace elastic {
 
-// Events are written by a thread of its own, so that a slow disk does not slow the operations, every kWriteMs. The file
-// is complete JSON after each write, whatever becomes of the process.
+// A thread of its own writes the events, every kWriteMs, so that a slow disk does not slow down operations. The file is
+// complete JSON after each write, however the process ends.
 class Timeline {
  public:
   using Clock = std::chrono::steady_clock;
 
   ~Timeline();
 
-  // Throws std::system_error when the file cannot be written. Ends a trace under way. `mark_cycles`: whether cycle()
-  // leaves marks.
+  // Throws std::system_error if the file cannot be written. Ends a running trace. `mark_cycles`: whether cycle() adds
+  // marks.
   void start(const std::string& path, int rank, bool mark_cycles);
-  // All events until now are in the file then.
+  // Ends the trace. When this returns, the file has all events so far.
   void stop();
   bool on() const { return on_; }
-  // A stretch of time of one operation. Does nothing when off, like cycle().
+  // Adds a time span of an operation. Does nothing without a trace, like cycle().
   void span(const std::string& operation, const std::string& what, Clock::time_point begin, Clock::time_point end);
-  // The engine's thread begins a cycle.
+  // Marks the beginning of a cycle of the engine's thread.
   void cycle();
 
  private:
@@ -42,11 +42,11 @@ class Timeline {
   std::mutex control_;  // one start() or stop() at a time
   std::thread writer_;
   std::atomic<pid_t> owner_{0};  // the process that has the thread
-  // The writer's, while it runs.
+  // Used only by the writer, while it runs.
   int file_ = -1;
   off_t end_ = 0;  // of the last event
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the following, up to rows_
   Condition stopping_changed_;
   bool stopping_ = false;
   std::string pending_;  // events, each with a comma before it

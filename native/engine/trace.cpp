@@ -8,7 +8,7 @@
 namespace elastic {
 namespace {
 
-// What the timeline calls an operation: ALLREDUCE; with Adasum, ADASUM.
+// The name of an operation in the timeline: ALLREDUCE; with Adasum, ADASUM.
 std::string activity(const Plan& plan) {
   const bool adasum = plan.kind == Kind::kAllreduce && plan.reduction == Reduction::kAdasum;
   std::string text = adasum ? reduction_name(plan.reduction) : kind_name(plan.kind);
@@ -16,7 +16,7 @@ std::string activity(const Plan& plan) {
   return text;
 }
 
-// Its row there: allreduce.NAME.
+// Its row in the timeline: allreduce.NAME.
 std::string row(const Plan& plan, const std::string& key) {
   const std::string name = key_name(key), prefix = std::string(kind_name(plan.kind)) + ".";
   return name.compare(0, prefix.size(), prefix) == 0 ? name : prefix + name;

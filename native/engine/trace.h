@@ -1,4 +1,4 @@
-// What the timeline shows of an operation.
+// The trace of an operation in the timeline.
 #pragma once
 
 #include <vector>
@@ -8,14 +8,14 @@
 
 namespace elastic {
 
-// A stretch of time, by the name that the timeline gives it.
+// A time span, with its name in the timeline.
 struct Span {
   const char* name;
   Timeline::Clock::time_point begin, end;
 };
 
-// Puts an operation that was run into the timeline: rank 0's answer came at `answered`, it ran from `begin` to `end`,
-// and what it did meanwhile is in `parts`.
+// Adds an operation to the timeline: rank 0's answer arrived at `answered`, the operation ran from `begin` to `end`,
+// and `parts` are the spans in between.
 void trace(Timeline& timeline, const Operation& operation, Timeline::Clock::time_point answered,
            Timeline::Clock::time_point begin, Timeline::Clock::time_point end, const std::vector<Span>& parts);
 

@@ -1,4 +1,4 @@
-// Context groups with threads as ranks: collectives, aborts at any moment, and rubbish for addresses.
+// Context groups with threads as ranks: collectives, aborts at any moment, and invalid addresses.
 #include <unistd.h>
 
 #include <chrono>
@@ -84,7 +84,7 @@ void test_abort_while_blocked() {
     world.run([&](ContextGroup& member, int rank) {
       if (rank == 0) {
         member.barrier("global", kLimit);
-        // The others are in the barrier's last step, on their way into the collective, or in it: all must end.
+        // The others are in the barrier's last step, about to enter the collective, or in it: all must end.
         for (auto& other : world.members) other->abort("on purpose");
         return;
       }
@@ -144,7 +144,7 @@ void test_rubbish_for_addresses() {
     std::string bad = good;
     for (int j = 0; j < 4; ++j) {
       state = state * 1664525u + 1013904223u;
-      // All but the host: nobody's name is to be looked up.
+      // All but the host, whose name must not be resolved.
       bad[10 + (state >> 8) % (bad.size() - 10)] = static_cast<char>(state >> 24);
     }
     refused(bad);

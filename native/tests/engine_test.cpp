@@ -1,5 +1,5 @@
 // Engines with threads as ranks, for the sanitizers: the same operations from several threads, with a timeline that
-// comes and goes, aborts at any moment, and rubbish for messages.
+// starts and stops, aborts at any moment, and invalid messages.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -139,7 +139,7 @@ void operations(bool direct) {
       finish(engine, scattered);
       CHECK(reinterpret_cast<const float*>(scattered->outputs[0].memory.get())[0] == 3);
     }
-    // Nobody leaves while others look for this one.
+    // No rank leaves before the others are finished.
     finish(engine, engine.submit("end", plan(Kind::kBarrier, kFloat32, {}), {{nullptr, nullptr}}, {}));
   });
   done = true;
@@ -148,7 +148,7 @@ void operations(bool direct) {
 
 using Contexts = std::vector<std::shared_ptr<elastic::ContextGroup>>;
 
-// Contexts of ranks that are each on a machine of their own, by place.
+// The contexts, by place, of ranks that are all on different machines.
 Contexts connected(const std::vector<int>& ranks, const std::string& purpose) {
   Contexts contexts;
   std::vector<std::string> blobs;
@@ -189,7 +189,7 @@ void test_engine_aborts() {
         }
       } catch (const elastic::AbortedError&) {
       }
-      // The engine has let go of it.
+      // The engine no longer uses it.
       engine.close();
       std::fill(array.begin(), array.end(), 2.0f);
       CHECK(all_are(array, 2.0f));
@@ -212,7 +212,7 @@ void test_engine_messages() {
     CHECK(elastic::ReplyReader().read(reply).size() == 2);
   }
   {
-    // Names that are never the same again: what was said is forgotten once, and nothing else changes.
+    // Names that are never repeated: the texts are forgotten once, and nothing else changes.
     elastic::Coordinator coordinator(2, 1 << 20, {});
     std::array<elastic::RequestWriter, 2> ranks;
     elastic::ReplyReader reader;
@@ -257,8 +257,8 @@ void test_engine_messages() {
   }
 }
 
-// More than sockets hold, in both directions at once; and round about: rank 0 sends to rank 1, which waits for rank 2,
-// which sends to rank 0.
+// More data than socket buffers hold, in both directions at once, and in a cycle: rank 0 sends to rank 1, which waits
+// for rank 2, which sends to rank 0.
 void test_control_link_both_ways() {
   using elastic::Clock;
   const std::string large(size_t{24} << 20, 'x');
@@ -299,7 +299,7 @@ void test_control_link_both_ways() {
   }
 }
 
-// Each rank joins while another thread of it goes on with unnamed operations.
+// Each rank joins while another of its threads continues to submit unnamed operations.
 void test_engine_joins() {
   World world(3);
   world.each([](Engine& engine, int rank) {
@@ -324,7 +324,8 @@ void test_engine_joins() {
   });
 }
 
-// Rank 0 says what this rank has not submitted, or not so: an error, whatever it is, and nothing is read or written.
+// Rank 0 sends entries that this rank has not submitted, or not in this form: always an error, without any memory
+// access.
 void test_engine_checks_rank_0() {
   using elastic::Clock;
   const auto both = [](elastic::Coordinator& coordinator, const std::string& name, const Plan& what,
@@ -395,7 +396,7 @@ void test_engine_checks_rank_0() {
   }
 }
 
-// Each rank has a thread that uses a process set while another takes it away, on one machine and on several.
+// Each rank has a thread that uses a process set while another removes it, on one machine and on several.
 void test_engine_process_sets() {
   for (int round = 0; round < 6; ++round) {
     const bool apart = round % 2 == 1;
@@ -420,7 +421,8 @@ void test_engine_process_sets() {
           } catch (const std::invalid_argument&) {
           }
         });
-        // The others see it go at the same point of the replies: nobody is left waiting, and the round goes on.
+        // The other ranks remove it at the same point of the replies: no thread is left waiting, and the round
+        // continues.
         finish(engine, engine.remove_process_set(number));
         if (contexts[static_cast<size_t>(rank)]) contexts[static_cast<size_t>(rank)]->close();
         contexts[static_cast<size_t>(rank)].reset();
@@ -433,7 +435,8 @@ void test_engine_process_sets() {
   }
 }
 
-// Nobody has to close an engine: it ends also while it waits for peers, in the machine or on others, that never come.
+// An engine need not be closed: its destructor ends it even while it waits for peers, on any machine, that never
+// answer.
 void test_engine_ends_without_close() {
   std::vector<float> data(1000, 1.0f);
   const Plan reduce = plan(Kind::kAllreduce, kFloat32, {1000});
@@ -445,7 +448,7 @@ void test_engine_ends_without_close() {
   options.shared_memory = false;
   options.collective_timeout = Seconds(3600);
   World world(2, options, true);
-  // Each engine has the connections of another pair, so that both wait for a peer that is there and does nothing.
+  // Each engine has the connections of another pair, so that both wait for a peer that is connected and does nothing.
   std::vector<Contexts> pairs{connected({0, 1}, "one"), connected({0, 1}, "other")};
   world.each([&](Engine& engine, int rank) {
     const auto place = static_cast<size_t>(rank);
@@ -455,7 +458,7 @@ void test_engine_ends_without_close() {
     stuck.process_set = 1;
     std::vector<float> own(1000, 1.0f);
     const auto operation = engine.submit("grad", stuck, {{own.data(), own.data()}}, {});
-    // By then both have agreed on it, and run it.
+    // By then both ranks have agreed on it, and run it.
     CHECK(!engine.wait(operation, std::chrono::milliseconds(200)));
     // Its name stays taken while it runs.
     bool refused = false;

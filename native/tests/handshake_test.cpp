@@ -1,4 +1,4 @@
-// The vectors of FIPS 180-4 and RFC 4231, and what handshakes let through: a stranger, a relay, another round's member.
+// The vectors of FIPS 180-4 and RFC 4231, and handshakes with a stranger, a relay, and a member of another round.
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -36,7 +36,7 @@ std::string hex(const std::string& bytes) {
   return text;
 }
 
-// What both ends of one connection got: "" or why not.
+// The results at both ends of a connection: "" or the error.
 std::pair<std::string, std::string> meet(const Identity& dialler, const Identity& dialled,
                                          const std::function<Place(Place)>& route, double limit_s,
                                          const std::string& dialler_name = "", const std::string& dialled_name = "") {
@@ -66,7 +66,7 @@ std::pair<std::string, std::string> meet(const Identity& dialler, const Identity
 
 Place direct(Place place) { return place; }
 
-// Passes everything on, both ways, between who connects to it and a place.
+// Relays all bytes, both ways, between a connection to it and a place.
 struct Relay {
   explicit Relay(Place target) : target_(std::move(target)) {
     std::tie(listener_, port) = elastic::listen_on("127.0.0.1");
@@ -123,7 +123,7 @@ void test_hmac() {
         "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
   CHECK(hex(elastic::sha256(std::string(1'000'000, 'a'))) ==
         "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
-  // Around the length at which a block more is needed.
+  // Around the length from which another block is needed.
   CHECK(hex(elastic::sha256(std::string(55, 'a'))) ==
         "9f4390f8d30c2dd92ec9f095b65e2b9ae9b0a925a5258e241c9f1e910f734318");
   CHECK(hex(elastic::sha256(std::string(56, 'a'))) ==
@@ -141,7 +141,7 @@ void test_hmac() {
 void test_handshakes() {
   const auto [first, second] = meet({3, "key", "round 1"}, {0, "key", "round 1"}, direct, 20);
   CHECK(first.empty() && second.empty());
-  // Another job, another round, another connection of the same two: the one who dials tells, the other never believes.
+  // Another job, another round, another connection of the same two ranks: the listening end rejects each of them.
   const std::pair<Identity, Identity> strangers[] = {
       {{3, "key", "round 1"}, {0, "kez", "round 1"}},
       {{3, "key", "round 1"}, {0, "key", "round 2"}},
@@ -154,7 +154,7 @@ void test_handshakes() {
   }
   const auto [late, also] = meet({3, "key", "round 1"}, {0, "key", "round 1"}, direct, 0.3, "cross", "global");
   CHECK(!late.empty() && !also.empty());
-  // All that a relay passes on is right, but the ends are not those of one connection.
+  // A relay passes on valid bytes, but the ends are not those of one connection.
   std::unique_ptr<Relay> relay;
   const auto [refused, left] = meet(
       {3, "key", "round 1"}, {0, "key", "round 1"},

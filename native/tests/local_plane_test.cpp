@@ -1,4 +1,4 @@
-// Collectives in shared memory without engines: threads as ranks, stopped at the points where they hurt.
+// Collectives in shared memory without engines: threads as ranks, stopped at critical points.
 #include "shared_memory/local_plane.h"
 
 #include <atomic>
@@ -47,7 +47,7 @@ std::vector<std::unique_ptr<Plane>> planes(int size, bool direct, size_t slice_b
 
 int32_t value(int rank, size_t i) { return static_cast<int32_t>(i % 1000) + 1000 * rank; }
 
-// Numbers that peers can read where they are, or not.
+// Numbers in memory that peers can read directly, or not.
 struct Numbers {
   Numbers(Plane& plane, bool shared, size_t count, int rank) : own_(shared ? 0 : count) {
     data = own_.data();
@@ -83,7 +83,7 @@ void run_all(Plane& own, int rank, int size, size_t count, elastic::Numbering& n
     for (int other = 0; other < size; ++other) all += value(other, i);
     return all;
   };
-  // Ranks differ in whose memory is shared, and from one operation to the next.
+  // Whether memory is shared differs between ranks, and between operations.
   int turn = rank;
   const auto shared = [&] { return turn++ % 3 == 0; };
   for (int spread = 0; spread <= size; ++spread) {
@@ -127,7 +127,7 @@ void run_all(Plane& own, int rank, int size, size_t count, elastic::Numbering& n
     for (size_t i = 0; i < count; ++i) CHECK(data.data[i] == value(root, i));
   }
   {
-    // Parts of all sizes, nothing from the last to the first.
+    // Parts of all sizes; the last member sends the first one nothing.
     const size_t unit = count / (members * members * members);
     std::vector<std::vector<size_t>> parts(members);
     for (size_t from = 0; from < members; ++from) {
@@ -149,7 +149,7 @@ void run_all(Plane& own, int rank, int size, size_t count, elastic::Numbering& n
 
 }  // namespace
 
-// Memory that peers cannot read goes through slices, whatever its size and whatever the others' memory is.
+// Memory that peers cannot read is sent in slices, whatever its size and the kind of the others' memory.
 void test_local_plane_slices() {
   for (const int size : {2, 3}) {
     for (const size_t slice : {size_t{4096}, size_t{16384}}) {
@@ -169,8 +169,8 @@ void test_local_plane_slices() {
   }
 }
 
-// A member that has read all it needs, and then gives up, may use its memory for something else while another still
-// reads it: that one must not take what it has read for the result.
+// A member that has read all that it needs, and then gives up, may reuse its memory while another still reads it: that
+// one must not return the data as the result.
 void test_local_plane_member_gives_up() {
   for (const bool direct : {true, false}) {
     auto made = planes(3, direct);
@@ -203,7 +203,7 @@ void test_local_plane_member_gives_up() {
     gave_up.get_future().get();
     try {
       made[0]->plane->alltoall({{0, 1, 2}, 0}, numbers[0], late.data(), none.data(), sizes);
-    } catch (const elastic::CollectiveError&) {  // what has failed for one may have for all
+    } catch (const elastic::CollectiveError&) {  // a failure of one may have failed the others
     }
     second.join();
     third.join();

@@ -45,7 +45,7 @@ int main() {
   };
   open_vitals();
   for (const auto& [name, test, has_one_thread] : tests) {
-    if (kOnlyThreads && has_one_thread) continue;  // no race is in it
+    if (kOnlyThreads && has_one_thread) continue;  // it cannot have races
     const std::clock_t began = std::clock();
     test();
     const double spent = static_cast<double>(std::clock() - began) / CLOCKS_PER_SEC;

@@ -1,4 +1,4 @@
-// Process sets without engines: who is where, and what an abort reaches.
+// Process sets without engines: their members' places, and the effect of an abort.
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -41,7 +41,7 @@ void test_process_sets_by_machine() {
   const ProcessSet local({2, 0}, nullptr, 0, kMachines);
   CHECK(local.place == 1 && local.one_machine);
   CHECK(local.party.ranks == (std::vector<int>{2, 0}) && local.party.index == 1);
-  const ProcessSet others({1, 3}, nullptr, 0, kMachines);  // no member needs no contexts
+  const ProcessSet others({1, 3}, nullptr, 0, kMachines);  // without being a member, a rank needs no contexts
   CHECK(others.place == -1 && !others.one_machine && others.cross_groups == 1);
   CHECK(is_refused({}) && is_refused({0, 0}) && is_refused({-1, 0}) && is_refused({0, 5}) && is_refused({0, 3}));
 }

@@ -1,5 +1,5 @@
-// For how long connections count as silent, with looks at any times: of peers that say nothing, that are held up, and
-// that are heard again.
+// The measured silence of connections, with checks at various times: of peers that are silent, that do not read, and
+// that respond again.
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -40,7 +40,7 @@ Reach within(double seconds) {
   return reach;
 }
 
-// What judge() says of one silence: "" for nothing.
+// The error that judge() throws for a silence; "" for none.
 std::string verdict(const Reach& reach, int socket, Silence& silence, Clock::time_point now) {
   Look look(reach, 1, now);
   look.at(3, socket, silence);
@@ -57,7 +57,7 @@ void test_who_says_nothing() {
   auto [one, other] = connection();
   Silence silence;
   auto now = Clock::now();
-  // The first look is where it begins; each one after it counts no more than a second, as it may have come late.
+  // The silence begins with the first check; each later check counts a second at most, since it may be late.
   for (const int passed : {100'000, 500, 499}) {
     CHECK(verdict(reach, one.get(), silence, now).empty());
     now += milliseconds(passed);
@@ -100,7 +100,7 @@ void test_who_is_held_up() {
   const Reach reach = within(2);
   auto [one, other] = connection();
   const std::vector<char> bytes(1 << 16);
-  // Until neither buffer takes more, and all that is on its way has come.
+  // Until both buffers are full, and all packets in flight have arrived.
   for (int idle = 0; idle < 20;) {
     if (send(one.get(), bytes.data(), bytes.size(), MSG_DONTWAIT) > 0) {
       idle = 0;
@@ -114,7 +114,7 @@ void test_who_is_held_up() {
   for (int i = 0; i < 20; ++i, now += milliseconds(500)) {
     CHECK(silence.look(one.get(), reach, now) == Clock::duration{});
   }
-  // Whose own machine is asked instead hears that there is somebody.
+  // The other end, seen from its own side, gets answers.
   Silence far;
   far.look(other.get(), reach, now);
   CHECK(far.look(other.get(), reach, now + milliseconds(500)) <= milliseconds(500));

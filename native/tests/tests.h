@@ -1,4 +1,4 @@
-// What the native tests share.
+// Shared by the native tests.
 #pragma once
 
 #include <cstdio>
@@ -14,7 +14,7 @@
     }                                                                              \
   } while (false)
 
-// Whether each of them is this one, in one call: in loops, the sanitizers would look at each by itself.
+// Returns whether all values are equal to this one, in one call: a loop in a test would be slow under the sanitizers.
 template <typename T>
 bool all_are(const std::vector<T>& values, T value) {
   if (values.empty()) return true;
@@ -41,6 +41,6 @@ void test_local_plane_member_gives_up();
 void test_tracers();
 void test_process_sets_by_machine();
 void test_process_sets_after_an_abort();
-// All others run with a page, as in a job.
+// Opens a page, as in a job, for all other tests.
 void open_vitals();
 void test_vitals();

@@ -22,9 +22,10 @@ void test_tracers() {
   CHECK(common_ancestor({21, 22, 24}, parent) == 20);
   CHECK(common_ancestor({24, 25}, parent) == 24);
   CHECK(common_ancestor({21, 30}, parent) == 1);
-  CHECK(common_ancestor({21, 99}, parent) == 0);  // a parent that cannot be seen
+  CHECK(common_ancestor({21, 99}, parent) == 0);  // a parent that is not visible
   CHECK(common_ancestor({}, parent) == 0);
-  CHECK(common_ancestor({5, 6}, [](pid_t process) { return process == 5 ? 6 : 5; }) != 0);  // ends, whatever it reads
+  CHECK(common_ancestor({5, 6}, [](pid_t process) { return process == 5 ? 6 : 5; }) !=
+        0);  // terminates in spite of a cycle
 
   CHECK(is_narrow(20, "pid:[4026531836]"));
   CHECK(!is_narrow(0, "pid:[4026532000]"));

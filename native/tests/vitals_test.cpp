@@ -1,4 +1,4 @@
-// The page of vitals, for the sanitizers: opened and closed while others write on it and tell of what lacks ranks.
+// The page of vitals, for the sanitizers: opened and closed while other threads write to it and provide its text.
 #include "vitals/page.h"
 
 #include <sys/mman.h>
