@@ -17,7 +17,7 @@ class HostDiscovery(Protocol):
     """A source of hosts."""
 
     async def find_hosts(self) -> tuple[Host, ...]:
-        """Return all hosts there are now, in the user's order. Raises DiscoveryError if there is no answer."""
+        """Return the current hosts, in the user's order. Raises DiscoveryError if there is no answer."""
 
     async def wait_change(self, limit_s: float) -> None:
         """Wait until there is a reason to ask again, for at most ``limit_s``."""

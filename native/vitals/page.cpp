@@ -74,7 +74,7 @@ bool is_alive(uint64_t pid) { return kill(static_cast<pid_t>(pid), 0) == 0 || er
 void write_text(Page& page, const std::string& text) {
   const size_t bytes = std::min(text.size(), sizeof(page.text));
   const uint64_t sequence = page.sequence.load(std::memory_order_relaxed) | 1;
-  // Not a store: what follows must not come before it.
+  // An exchange, not a store: the following writes must not be reordered before it.
   page.sequence.exchange(sequence, std::memory_order_acq_rel);
   std::memcpy(page.text, text.data(), bytes);
   page.text_bytes.store(bytes, std::memory_order_relaxed);
@@ -206,7 +206,7 @@ void step() {
   const std::lock_guard<std::mutex> lock(own.waiting);
   const uint64_t at = now(), since = to->waits_since.load(std::memory_order_relaxed);
   const uint64_t sequence = to->stepping.load(std::memory_order_relaxed) | 1;
-  // Not a store: what follows must not come before it.
+  // An exchange, not a store: the following writes must not be reordered before it.
   to->stepping.exchange(sequence, std::memory_order_acq_rel);
   const uint64_t number = to->steps.fetch_add(1, std::memory_order_relaxed);
   const uint64_t before = std::exchange(own.stepped_at, at);
