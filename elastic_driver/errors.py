@@ -100,7 +100,7 @@ class NoTlsError(StrangerError):
 class TurnedAwayError(StrangerError):
     """The process at the driver's address sent a refusal, with its reason, instead of authenticating.
 
-    The reason is unauthenticated: that process may not be the driver. A driver's refusal is real, but may be temporary.
+    Unless the driver's certificate is known, the process may not be the driver. A retry may succeed.
     """
 
 

@@ -312,7 +312,7 @@ class _Planner:
         )
 
     def _is_put_away(self) -> bool:
-        """Return whether the launcher of a suspended job has no pods left, so that no driver can drain workers."""
+        """Return whether the launcher of a suspended job has no pods, so that no driver can drain workers."""
         launcher = self._seen.launcher or {}
         status = launcher.get("status") or {}
         is_suspended = self._job.suspend and bool((launcher.get("spec") or {}).get("suspend"))

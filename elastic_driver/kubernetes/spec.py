@@ -43,8 +43,8 @@ class SpecError(ElasticError, ValueError):
 class Transport(StrEnum):
     """How the launcher's driver gets agents in the workers' pods."""
 
-    JOIN = "join"  # the workers' pods run elasticrun join, unless the template has a command
-    SSH = "ssh"  # the workers' pods run sshd, unless likewise; plain Horovod's launcher can use them, too
+    JOIN = "join"  # workers' pods run elasticrun join, if their template has no command
+    SSH = "ssh"  # workers' pods run sshd, if their template has no command; plain Horovod's launcher can use them, too
     EXEC = "exec"  # kubectl exec: the launcher's Role permits it for the existing pods
 
 
