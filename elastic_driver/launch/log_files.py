@@ -68,7 +68,7 @@ class LogFiles:
     def write(self, stream: Stream, data: bytes) -> None:
         """Append whole lines, soon. Never blocks."""
         if not self._writer.put(functools.partial(self._write, stream, data), len(data)):
-            self._warn(f"some of the output of workers is not in {self._folder}: the disk does not keep up")
+            self._warn(f"some output of the workers is missing from {self._folder}: the disk cannot keep up")
 
     def close(self) -> None:
         """Close the files when everything is written. Harmless when repeated."""
@@ -118,7 +118,7 @@ class LogFiles:
         """Close a pipe for good: unlike a disk, its reader will not recover."""
         os.close(self._descriptors.pop(stream))
         if isinstance(error, BlockingIOError):
-            error = OSError(error.errno, "its reader does not keep up")
+            error = OSError(error.errno, "its reader cannot keep up")
         self._failed(error, stream)
 
     def _close(self) -> None:
@@ -134,4 +134,4 @@ class LogFiles:
         if not self._warned:
             self._warned = True
             path = self._folder / self._name / ("" if stream is None else self._names[stream])
-            self._warn(f"cannot write the output of workers to {path}: {in_words(error)}")
+            self._warn(f"cannot write the workers' output to {path}: {in_words(error)}")

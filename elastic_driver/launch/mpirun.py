@@ -54,8 +54,8 @@ def find_mpirun(environ: Mapping[str, str]) -> tuple[str, Flavour]:
     path = shutil.which("mpirun", path=environ.get("PATH"))
     if path is None:
         raise SettingsError(
-            "cannot find mpirun on the PATH (--mpi): install Open MPI or MPICH (Debian: openmpi-bin, mpich), or leave "
-            "--mpi away: elasticrun needs none"
+            "cannot find mpirun on the PATH (--mpi): install Open MPI or MPICH (Debian: openmpi-bin, mpich), or omit "
+            "--mpi: elasticrun does not need MPI"
         )
     try:
         said = subprocess.run(
@@ -68,7 +68,7 @@ def find_mpirun(environ: Mapping[str, str]) -> tuple[str, Flavour]:
             check=False,
         ).stdout.decode(errors="replace")
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SettingsError(f"cannot ask {path} which MPI it is of (--mpi): {in_words(error)}") from error
+        raise SettingsError(f"cannot determine the MPI implementation of {path} (--mpi): {in_words(error)}") from error
     return path, flavour_of(path, said)
 
 
@@ -83,7 +83,9 @@ def flavour_of(path: str, said: str) -> Flavour:
     if any(name in said for name in ("HYDRA", "MPICH", "Intel(R) MPI")):
         return Flavour.HYDRA
     first = said.strip().partition("\n")[0][:80]
-    raise SettingsError(f"cannot use {path} (--mpi): it is neither Open MPI's nor MPICH's, and says {first!r}")
+    raise SettingsError(
+        f"cannot use {path} (--mpi): it is neither Open MPI nor MPICH: mpirun --version prints {first!r}"
+    )
 
 
 def call_of(
@@ -154,7 +156,7 @@ def _hydra(
         (settings.output_filename, "--output-filename"),
     ):
         if given:
-            raise SettingsError(f"cannot use {flag} with --mpi and MPICH's mpirun, which has nothing like it")
+            raise SettingsError(f"cannot use {flag} with --mpi and MPICH's mpirun, which has no equivalent")
     words = ["-prepend-rank"]
     if hosts:
         words += ["-hosts", _listed(hosts)]
@@ -165,7 +167,7 @@ def _hydra(
     if settings.rsh_agent:
         if len(settings.rsh_agent) > 1:
             raise SettingsError(
-                "cannot use --rsh-agent with several words with MPICH's mpirun, which takes a path only"
+                "cannot use --rsh-agent with several words and MPICH's mpirun, which accepts only a path"
             )
         words += ["-launcher", "ssh", "-launcher-exec", settings.rsh_agent[0]]
     if settings.network_interfaces:

@@ -121,7 +121,7 @@ class OutputFiles:
                 self._writer = FileWriter("elasticrun-files")
         except RuntimeError as error:  # cannot start a thread
             self._is_lacking = True
-            self._warn_disk(f"cannot write the output of workers to {self._kept_in}: {in_words(error)}")
+            self._warn_disk(f"cannot write the workers' output to {self._kept_in}: {in_words(error)}")
             return
         self.end(worker)
         if self._logs is not None and keeps_logs:
@@ -174,7 +174,9 @@ class OutputFiles:
         if writer is not None:
             writer.close()
             if writer.lost:
-                self._warn(f"{writer.lost} bytes of output are not in {self._kept_in}: the disk does not keep up")
+                self._warn(
+                    f"{writer.lost} bytes of output are missing from {self._kept_in}: the disk could not keep up"
+                )
 
     @property
     def _kept_in(self) -> Path | None:
@@ -183,4 +185,4 @@ class OutputFiles:
     def _warn_disk(self, message: str) -> None:
         if not self._disk_warned:
             self._disk_warned = True
-            self._warn(f"{message}; the job goes on without")
+            self._warn(f"{message}; the job continues without it")

@@ -257,7 +257,7 @@ def test_two_clouds_take_machines_back_at_once(tmp_path: Path, runtime: Path) ->
         no_step_is_repeated(spots.job)
         assert first.wait(PATIENCE_S) == second.wait(PATIENCE_S) == 0, "they have left long before"
         for name in ("node-x", "node-y"):
-            line = f"host {name} leaves at the next commit: Azure takes this spot machine back (Preempt); its machine"
+            line = f"host {name} leaves at the next commit: Azure is evicting this spot VM (Preempt); its machine"
             assert line in spots.job.said()
             assert is_told_once(spots.job, name)
         assert "node-z" not in spots.job.said().partition("Azure")[2]
@@ -339,7 +339,7 @@ def test_a_pod_that_is_deleted(tmp_path: Path, runtime: Path, has_hook: bool) ->
         spots.job.wait_for_steps(1, after=at)
         no_step_is_repeated(spots.job)
         said = (
-            "by elasticrun leave; its machine goes away in 400 s"
+            "elasticrun leave was run there; its machine goes away in 400 s"
             if has_hook
             else "SIGTERM; its machine goes away in 400 s"
         )
@@ -358,7 +358,7 @@ def test_the_drivers_own_machine_goes_away(tmp_path: Path, runtime: Path) -> Non
             job.wait_for_steps(1)
             (tmp_path / "go").touch()
             text = (
-                "warning: the driver's own machine goes away in 30 s (Google preempts this spot machine): the job ends "
+                "warning: the driver's own machine goes away in 30 s (Google is preempting this spot VM): the job ends "
                 "with it, on all hosts; nothing keeps its progress (--durable-dir)"
             )
             job.wait_for("what it means", lambda: text in job.said())

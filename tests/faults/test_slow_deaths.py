@@ -109,6 +109,6 @@ def test_nobody_waits_for_a_core_dump(tmp_path: Path) -> None:
         os.kill(pid_of(job, "127.0.0.1[0]#0"), signal.SIGSEGV)
         job.wait_for_steps(1)
         job.wait_for("its end", lambda: "worker_exited" in order(job))
-        crashed = "(worker 127.0.0.1[0] crashed (it dumps its core))"
+        crashed = "(worker 127.0.0.1[0] crashed (it is dumping core))"
         job.wait_for("what it says of it", lambda: crashed in job.said() or "SIGSEGV" in job.said())
         check_agreement(job.steps())

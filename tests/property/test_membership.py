@@ -376,7 +376,7 @@ class HorovodsOwn(Membership):
     def aborts(self, data: st.DataObject, dying: bool) -> None:
         worker = self.a_worker(data)
         if dying:
-            self.job.feed(WorkerDying(worker, None, "dumps its core", 0.5, "", ""))
+            self.job.feed(WorkerDying(worker, None, "is dumping core", 0.5, "", ""))
         self.job.feed(WorkerExited(worker, -6, "killed by SIGABRT", 0.5))
 
 

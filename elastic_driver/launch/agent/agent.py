@@ -298,7 +298,7 @@ class Agent:
         if self._home is not None:
             self._home.waits(why)
         elif self._bootstrap.slots:
-            self._say(f"cannot reach the driver yet: {why}; trying on for {left_s:.0f} s")
+            self._say(f"cannot reach the driver yet: {why}; retrying for another {left_s:.0f} s")
 
     def welcomed(self, welcome: Welcome) -> None:
         """Make the parts that need the driver's settings, the workers first."""
@@ -363,7 +363,7 @@ class Agent:
             case _:
                 parts = (self._workers, self._rounds, self._probes, self._ports, self._stacks)
                 if not any(part.take(message) for part in parts):
-                    raise RendezvousProtocolError(f"a driver may not say {message.name}")
+                    raise RendezvousProtocolError(f"unexpected message {message.name} from a driver")
 
     def seen(self) -> None:
         """Let the workers' output continue if the driver keeps up again."""
@@ -380,8 +380,8 @@ class Agent:
     def cannot_ask(self, why: str) -> None:
         """Warn that nothing reachable from here can say which driver has the job."""
         self._warn(
-            f"it cannot be asked from here who drives the job: {why}; if its driver's machine is lost, the "
-            "workers here end after --agent-timeout"
+            f"cannot find out from here which driver has the job: {why}; if the machine of the present "
+            "driver is lost, the workers on this host are killed after --agent-timeout"
         )
 
     def taken_over(self, welcome: Welcome, untold: Sequence[Said], alone_s: float) -> None:
@@ -422,18 +422,18 @@ class Agent:
                 self._end(End(How.NOT_MET, 1, str(error)))
             else:
                 ended = self._bootstrap.slots and self._home is None
-                self._end(End(How.LOST, 1, f"{error}{'; the workers of this host were ended' if ended else ''}"))
+                self._end(End(How.LOST, 1, f"{error}{'; the workers on this host were killed' if ended else ''}"))
 
     def _refused(self, why: str, *, is_over: bool) -> None:
         if self._workers is None:
             how = How.TOO_LATE if is_over else How.REFUSED
             what = "node" if self._home is not None else "host" if self._bootstrap.slots else "agent"
-            self._end(End(how, REFUSED, f"the driver does not take this {what}: {why}"))
+            self._end(End(how, REFUSED, f"the driver rejected this {what}: {why}"))
         elif is_over or self._closing:
             self._end(End(How.LEFT, 0, why))
         else:
             again = self._bootstrap.slots > 0
-            self._end(End(How.LOST, 1, f"the driver does not want this agent back: {why}", again=again))
+            self._end(End(How.LOST, 1, f"the driver rejected this agent when it reconnected: {why}", again=again))
 
     async def _close(self, order: Close) -> None:
         """End the workers, send the goodbye, and wait until the driver has acknowledged it.
@@ -458,7 +458,7 @@ class Agent:
         if self._home is not None and order.exit_code >= 0:
             self._end(End(How.OVER, min(order.exit_code, 1), order.why))
             return
-        joined = "this host has left the job" if self._leaving else "the driver has ended this host's part in the job"
+        joined = "this host has left the job" if self._leaving else "the driver has released this host from the job"
         code = self._bootstrap.leave_code if order.exit_code < 0 else PREEMPTED if order.preempted else 0
         if self._home is not None and self._signal:
             code = 128 + self._signal
@@ -543,14 +543,14 @@ class Agent:
         if (number == signal.SIGHUP and not is_node) or (number == signal.SIGINT and not self._bootstrap.slots):
             return  # the process that started this agent is ending; the driver will say when the job is over
         if self._workers is None or self._signal or not self._bootstrap.slots:
-            self._end(End(How.FAILED, 128 + number if is_node else 1, f"{name}: it ends"))
+            self._end(End(How.FAILED, 128 + number if is_node else 1, f"{name}: exiting"))
             return
         self._signal = number  # elasticrun leave is not a signal
         if is_node:
             self._workers.ends_by = number
-        self._say(f"{name}: leaving the job (again to end at once)")
+        self._say(f"{name}: leaving the job (send it again to exit at once)")
         grace_s = self._bootstrap.grace_s if number == signal.SIGTERM else 0.0
-        self._leave(f"its agent was sent {name}", grace_s or None)
+        self._leave(f"its agent received {name}", grace_s or None)
 
     def _leave(self, why: str, within_s: float | None = None) -> None:
         gone_at = math.inf if within_s is None else self._loop.time() + within_s
@@ -587,9 +587,9 @@ class Agent:
 
     def _noticed(self, notice: SpotNotice) -> None:
         if not self._closing:
-            left = "" if notice.within_s is None else f", in {notice.within_s:.0f} s"
+            left = "" if notice.within_s is None else f" in {notice.within_s:.0f} s"
             if self._bootstrap.slots:
-                self._say(f"{notice.why}{left}: leaving the job")
+                self._say(f"{notice.why}{left}; leaving the job")
             self._leave(notice.why, notice.within_s)
 
     def _end_vitals_watch(self) -> None:
@@ -609,7 +609,7 @@ class Agent:
                 return AgentHere(self._job_id, self._host, self._link.connected, os.getpid(), workers, alone_s)
             case Leave(why, within_s):
                 if self._workers is None:
-                    self._end(End(How.FAILED, 1, "it was told to leave before the driver had taken it in"))
+                    self._end(End(How.FAILED, 1, "ordered to leave before the driver had admitted this host"))
                 else:
                     self._leave(why, within_s)
             case Obeys(job, of):
@@ -620,12 +620,12 @@ class Agent:
                 is_orphan = self._workers is not None and not self._link.connected
                 if not (is_meant and is_orphan):
                     return Done(done=False)
-                why = "another agent of its job has come, and its driver does not answer"
+                why = "a newer agent of this job has started on this machine, and this one's driver is silent"
                 self._end(End(How.LOST, 1, why))
             case EndAlone(job):
                 if not self._is_alone_of(job):
                     return Done(done=False)
-                self._end(End(How.LOST, 1, "it was told to end, by elasticrun end: its job has no driver"))
+                self._end(End(How.LOST, 1, "ended by elasticrun end: its job has no driver"))
         await self._nothing_left.wait()
         return Done(done=True)
 
@@ -636,7 +636,7 @@ class Agent:
     # --- unexpected errors -----------------------------------------------------------------------------------------
 
     def _failed(self, error: BaseException) -> None:
-        self._end(End(How.FAILED, 1, shortage(error) or f"internal error of the agent: {error!r}"))
+        self._end(End(How.FAILED, 1, shortage(error) or f"internal error in the agent: {error!r}"))
 
     def _say(self, text: str) -> None:
         _say(text, _who_says(self._bootstrap))

@@ -71,7 +71,8 @@ class _Piece:
 
 def _told(count: int) -> bytes:
     lines = "1 line is" if count == 1 else f"{count:,} lines are"
-    return f"elastic_driver: {lines} missing here: nobody took them, and there was no room to keep more\n".encode()
+    why = "the driver did not accept them in time, and the buffer was full"
+    return f"elastic_driver: {lines} missing here: {why}\n".encode()
 
 
 class _Missing:
@@ -138,7 +139,7 @@ class _File:
                 self.done += used
                 return pieces
             if size >= self.size - self.done:
-                raise OSError(errno.EIO, "a file of kept output is cut off")
+                raise OSError(errno.EIO, "a file of buffered output is truncated")
             size *= 2  # the next piece is a long one
         return []
 

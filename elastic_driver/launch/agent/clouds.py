@@ -43,10 +43,10 @@ _GCP_WAIT_S = 5
 # Minimum notice of each kind, by Azure's documentation (for Terminate the minimum that can be configured).
 _AZURE_AHEAD_S = {"Preempt": 30.0, "Terminate": 300.0, "Redeploy": 600.0, "Reboot": 900.0}
 _AZURE_DOES = {
-    "Preempt": "takes this spot machine back",
-    "Terminate": "deletes this machine",
-    "Redeploy": "moves this machine to other hardware",
-    "Reboot": "restarts this machine",
+    "Preempt": "is evicting this spot VM",
+    "Terminate": "is deleting this VM",
+    "Redeploy": "is redeploying this VM to other hardware",
+    "Reboot": "is rebooting this VM",
 }
 # Azure's first answer may take two minutes: it collects events only from then on.
 _AZURE_FIRST_S = 130.0
@@ -155,7 +155,7 @@ class _Http:
                 for piece in response.iter_content(4096):
                     body += piece
                     if len(body) > _MOST_BYTES or time.monotonic() > deadline:
-                        raise NotThereError(f"{self._base} gives no answer that ends")
+                        raise NotThereError(f"the answer of {self._base} is too long or too slow")
                 date = _date(response.headers.get("Date", ""))
                 return _Answer(response.status_code, body.decode("utf-8", "replace"), response.headers, date)
         except (requests.RequestException, ValueError) as error:  # ValueError: the address is invalid
@@ -163,7 +163,7 @@ class _Http:
 
     def unexpected(self, answer: _Answer) -> NotThereError:
         """Return the error to raise for an unusable answer."""
-        return NotThereError(f"{self._base} answers {answer.status}")
+        return NotThereError(f"{self._base} returned HTTP status {answer.status}")
 
 
 class _Aws(_Http):
@@ -178,7 +178,7 @@ class _Aws(_Http):
         rebalance = self._get("events/recommendations/rebalance")
         advice: tuple[str, ...] = ()
         if rebalance is not None and _has_notice_time(rebalance.text):
-            advice = ("AWS recommends to replace this spot instance: it is likelier than others to be interrupted",)
+            advice = ("AWS recommends replacing this spot instance: its risk of interruption is elevated",)
         return Seen(() if notice is None else (notice,), advice)
 
     def _get(self, path: str) -> _Answer | None:
@@ -209,7 +209,7 @@ def _instance_action(answer: _Answer) -> Notice | None:
         return None
     left_s = 0.0 if action == "hibernate" else _left_s(at, answer, _AWS_AHEAD_S)
     return Notice(
-        f"{action} {data['time']}", f"AWS takes this spot instance back: it is {_AWS_ACTIONS[action]}", left_s
+        f"{action} {data['time']}", f"AWS is reclaiming this spot instance: it will be {_AWS_ACTIONS[action]}", left_s
     )
 
 
@@ -230,14 +230,14 @@ class _Gcp(_Http):
         etag = preempted.headers.get("ETag", "")
         self._etag = etag if re.fullmatch(r"[0-9A-Za-z_-]{1,128}", etag) else ""
         if preempted.text.strip() == "TRUE":
-            return Seen((Notice("preempted", "Google preempts this spot machine", _GCP_AHEAD_S),))
+            return Seen((Notice("preempted", "Google is preempting this spot VM", _GCP_AHEAD_S),))
         match self._get("maintenance-event").text.strip():
             case "TERMINATE_ON_HOST_MAINTENANCE":
                 # Announced a minute ahead, and an hour ahead for a machine with GPUs.
-                why = "Google stops this machine for maintenance of its host"
+                why = "Google is stopping this VM for host maintenance"
                 return Seen((Notice("maintenance", why, None),))
             case "MIGRATE_ON_HOST_MAINTENANCE":
-                return Seen(advice=("Google is about to migrate this machine, which then stands still for a moment",))
+                return Seen(advice=("Google is about to live-migrate this VM, which pauses it for a moment",))
             case _:
                 return Seen()
 
@@ -274,7 +274,7 @@ class _Azure(_Http):
         ours = [event for event in events if isinstance(event, dict) and self._concerns(event.get("Resources"))]
         notices = tuple(notice for event in ours if (notice := _scheduled_event(event, answer)) is not None)
         freezes = any(event.get("EventType") == "Freeze" for event in ours)
-        return Seen(notices, ("Azure is about to stop this machine for a few seconds (Freeze)",) if freezes else ())
+        return Seen(notices, ("Azure is about to pause this VM for a few seconds (Freeze)",) if freezes else ())
 
     def _concerns(self, resources: Any) -> bool:
         names = resources if isinstance(resources, list) else []

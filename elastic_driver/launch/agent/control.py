@@ -163,7 +163,10 @@ class ControlSocket:
             listening = self._folder.listen(f"agent-{self._agent}.sock")
             self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=_LINE_BYTES)
         except (OSError, SettingsError) as error:
-            _log.warning("elasticrun leave will not find this agent: %s", with_path(error))
+            _log.warning(
+                "cannot open this agent's control socket: %s; elasticrun leave will not find the agent",
+                with_path(error),
+            )
 
     async def close(self) -> None:
         """Remove the socket, once orders just carried out are answered; others get no answer."""
@@ -208,7 +211,7 @@ def leave(
     host: str | None,
     job: str | None,
     limit_s: float,
-    why: str = "by elasticrun leave",
+    why: str = "elasticrun leave was run there",
     within_s: float | None = None,
 ) -> str:
     """Make an agent of this machine leave its job. Blocks until its last worker has ended and it has said goodbye.
@@ -233,13 +236,13 @@ def leave(
     if len(agents) != 1:
         there = ", ".join(sorted(f"host {one.host} of job {one.job or '?'}" for _, one in agents))
         raise SettingsError(
-            f"cannot tell which agent is to leave: say --host or --job ({there})"
+            f"cannot choose which agent is to leave: several run on this machine ({there}); pass --host or --job"
             if agents
-            else f"no agent of yours{_of(host, job)} runs on this machine"
+            else f"cannot find an agent of yours{_of(host, job)} on this machine"
         )
     ((path, agent),) = agents
     if _ask(path, Leave(why, within_s), limit_s) != Done(done=True):
-        raise LaunchError(f"host {agent.host} has not left its job within {limit_s:g} s")
+        raise LaunchError(f"host {agent.host} did not leave its job within {limit_s:g} s")
     return f"host {agent.host} has left its job"
 
 
@@ -349,7 +352,7 @@ def _ask(path: Path, order: Order, limit_s: float) -> Answer | None:
     try:
         answer: Answer = from_data(Answer, from_text(line))
     except CodecError as error:
-        _log.warning("cannot read what the agent at %s answers, which may be of another version: %s", path, error)
+        _log.warning("cannot read the answer of the agent at %s, which may run another version: %s", path, error)
         return None
     return answer
 

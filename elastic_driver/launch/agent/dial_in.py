@@ -212,7 +212,7 @@ class _Dialler(asyncio.Protocol):
         """Report that the connection was closed, and the driver's reason if it has sent one."""
         if self._connection is not None:
             self._connection.abort(
-                f"the driver refuses this agent: {read_refusal(self._answer)}"
+                f"the driver rejected this agent: {read_refusal(self._answer)}"
                 if self._answer
                 else "the connection was closed"
             )

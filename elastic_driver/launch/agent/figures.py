@@ -122,10 +122,10 @@ class FiguresFile:
             return
         try:
             if len(line) > MOST_LINE:
-                raise ValueError(f"a line has {MOST_LINE} bytes at most")
+                raise ValueError(f"a line may have at most {MOST_LINE} bytes")
             for name, value in figures_of(line).items():
                 if name not in self.values and len(self.values) >= MOST_NAMES:
-                    raise ValueError(f"there are {MOST_NAMES} names at most")
+                    raise ValueError(f"at most {MOST_NAMES} names are allowed")
                 self.values[name] = self._news[name] = value
         except ValueError as error:
             self.trouble = self.trouble or f"{line[:_SHOWN].decode('utf-8', 'replace')!r}: {error}"

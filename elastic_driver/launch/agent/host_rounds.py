@@ -208,7 +208,7 @@ class HostRounds:
 
     def _check(self, worker: WorkerId) -> None:
         if not self._processes.runs(worker):
-            raise RendezvousClosedError(f"worker {worker} is none of this host's living workers")
+            raise RendezvousClosedError(f"worker {worker} is not a running worker of this host")
 
     def _ask_driver(self, request: RouteRequest) -> Awaitable[tuple[int, bytes]]:
         worker, (what, *path) = request.identity.worker, request.path

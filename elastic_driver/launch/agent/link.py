@@ -72,7 +72,7 @@ _STRANGER_S = 2.0
 _BESIDE_S = 1.5
 # Limit of one of these, until it carries frames: no longer than a healthy network takes.
 _TRY_BESIDE_S = 3.0
-_EARLIER = "an earlier driver of the job answers (epoch {}; this agent knows {})"
+_EARLIER = "an earlier driver of the job answered (epoch {}; this agent knows epoch {})"
 
 
 class DriverLostError(ElasticError):
@@ -266,12 +266,12 @@ class DriverLink:
         tells = self._lease.waits and self._door_tells
         asking = self._loop.create_task(self._ask_whether_it_is_gone()) if tells else None
         try:
-            return await self._dial(lambda: self._lease.left_s, f"the connection is gone: {why}")
+            return await self._dial(lambda: self._lease.left_s, f"the connection was lost: {why}")
         finally:
             if asking is not None:
                 asking.cancel()
             # Only now: the driver would wait no more than a second for an agent whose connection is closed.
-            older.met.connection.abort("there is another one")
+            older.met.connection.abort("replaced by a new connection")
             self._older = None
 
     def close(self) -> None:
@@ -280,9 +280,9 @@ class DriverLink:
         self.channel.detach()
         line, self._line = self._line, None
         if line is not None:
-            line.met.connection.finish("the agent ends")
+            line.met.connection.finish("the agent is exiting")
         if self._next is not None:
-            self._next.met.connection.abort("the agent ends")
+            self._next.met.connection.abort("the agent is exiting")
 
     # --- dialling --------------------------------------------------------------------------------------------------
 
@@ -389,15 +389,15 @@ class DriverLink:
                 if first:
                     raise strange
                 if await _is_another_jobs(self._bootstrap, self._urls, self._first_credential):
-                    raise RefusedError("the one that answers there was started since, and knows nothing of it")
+                    raise RefusedError("the driver there was started later and does not know this agent")
             await asyncio.sleep(min(pause_s, max(0.0, left_s)))
             pause_s = min(2 * pause_s, _MAX_PAUSE_ALONE_S if self._lease.waits else _MAX_PAUSE_S)
         if not first and strange_since is not None:
-            raise DriverLostError("the driver is gone: the one that answers there now was started since")
+            raise DriverLostError("the driver is gone: another process now answers at its address")
         if not first and self._lease.is_waited_out:
-            why = f"no other one has come for {self._lease.driver_timeout_s:.0f} s ({why})"
+            why = f"no other driver has taken over within {self._lease.driver_timeout_s:.0f} s ({why})"
         is_asked = first and self._bootstrap.slots and not self._bootstrap.alike
-        question = "; is that its URL, and does it run?" if is_asked else ""
+        question = "; check that this is its URL and that it is running" if is_asked else ""
         raise DriverLostError(f"cannot reach the driver: {why}{question}")
 
     def _shut_out(self, url: str, error: StrangerError | WrongTokenError) -> StrangersError:
@@ -423,7 +423,7 @@ class DriverLink:
                 return line  # the welcome arrived at the last moment, and the driver counts on this connection
             self._line = None
             if line is not None:
-                line.met.connection.abort("it is tried anew")
+                line.met.connection.abort("the connection is being retried")
             raise
         finally:
             self._answered = None
@@ -486,7 +486,7 @@ class DriverLink:
                     raise RendezvousProtocolError(_EARLIER.format(epoch, self.driver.epoch))
                 self._answered.set_exception(RefusedError(why, is_over=is_over))
             case _:
-                raise RendezvousProtocolError("cannot read frame: the driver's first word is neither yes nor no")
+                raise RendezvousProtocolError("cannot read frame: the driver must answer welcome or refused")
 
     def _welcomed(self, line: _Line, welcome: Welcome) -> None:
         """Begin to obey the driver that has sent this welcome.
@@ -581,7 +581,7 @@ class DriverLink:
                 if silence.unheard_s > self._lease.timeout_s:
                     line.met.connection.abort(f"nothing was acknowledged for {silence.unheard_s:.0f} s")
                 elif self._lease.left_s <= 0:
-                    line.met.connection.abort("the driver may have lost the job to another")
+                    line.met.connection.abort("the driver may have lost the job to another driver")
                 elif silence.is_long or self._has_successor:
                     while tries and tries[0].done():
                         tries.popleft()
@@ -613,10 +613,10 @@ class DriverLink:
             return
         is_silent = self._hear(silent).is_long
         if silent is not self._line or not (is_silent or self._has_successor):
-            line.met.connection.abort("the other one works")
+            line.met.connection.abort("the first connection works again")
             return
         self._next = line
-        self._lost(silent, "it was silent, and another one works" if is_silent else "another driver has the job")
+        self._lost(silent, "it was silent, and another connection works" if is_silent else "another driver has the job")
 
 
 async def _is_another_jobs(bootstrap: Bootstrap, urls: Sequence[str], credential: Credential) -> bool:
@@ -632,7 +632,7 @@ async def _is_another_jobs(bootstrap: Bootstrap, urls: Sequence[str], credential
         with contextlib.suppress(OSError, ElasticError):  # includes TimeoutError
             async with asyncio.timeout(_TRY_BESIDE_S):
                 met = await dial_in(url, credential, on_frame=lambda _: None, on_lost=lambda _: None)
-            met.connection.abort("it was only asked who it is")
+            met.connection.abort("it was only dialled to identify the driver")
             return True
     return False
 
@@ -651,10 +651,10 @@ def _advice(error: StrangerError | WrongTokenError, *, is_node: bool) -> str:
         case WrongTokenError():
             return "; elasticrun jobs --write-join-token FILE, on the driver's machine, writes the current one"
         case NoTlsError() if is_node:
-            return "; is the port the job's?"
+            return "; check that the port is the job's"
         case NoTlsError() | OtherCertificateError():
             return "; use the URL that the driver prints"
         case _ if is_node:
-            return "; have all nodes the same join token, and is the port the job's?"
+            return "; check that all nodes have the same join token and that the port is the job's"
         case _:
             return "; use the URL and the token that this job's driver prints"

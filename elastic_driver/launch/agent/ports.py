@@ -117,7 +117,7 @@ def _first_free(family: socket.AddressFamily, ports: Iterable[int]) -> socket.so
             # Only now: with it, bind would accept a port held for another job, or one that connections still use.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             return sock
-        raise OSError(errno.EADDRINUSE, "no port of --port-range is free")
+        raise OSError(errno.EADDRINUSE, "no port in --port-range is free")
     except BaseException:
         sock.close()
         raise

@@ -203,7 +203,7 @@ class Probes:
                 except TimeoutError:
                     one.failure = one.failure or f"no answer within {order.limit_s:g} s"
                 except RendezvousProtocolError:
-                    one.failure = "what answers there is not that host's agent"
+                    one.failure = "the process that answers there is not that host's agent"
                 except (OSError, EOFError, ValueError, OverflowError) as error:
                     one.failure = in_words(error)
                 if one.rtt_s is None:
@@ -288,7 +288,7 @@ class _Prober:
                     await self._prove(reader, writer, name)
                     break
                 except (EOFError, ConnectionResetError):
-                    self.failure = "the connection is closed at once"
+                    self.failure = "the connection was closed immediately"
                     if writer is not None:
                         writer.transport.abort()
                     await asyncio.sleep(_AGAIN_S)
@@ -338,7 +338,7 @@ async def _proven(check: _Check, reader: asyncio.StreamReader, writer: asyncio.S
             raise EOFError
         received += data
     if len(received) > request.size:  # a prober waits for the challenge
-        raise RendezvousProtocolError("cannot read request: there is something behind it")
+        raise RendezvousProtocolError("cannot read request: unexpected data follows it")
     if not request.name.startswith(f"probe {check.order.host} "):
         writer.write(refusal("this is not that host's agent"))
         writer.close()
@@ -347,7 +347,7 @@ async def _proven(check: _Check, reader: asyncio.StreamReader, writer: asyncio.S
     challenge = Challenge(request, check.secret, NO_CERTIFICATE, os.urandom(NONCE_BYTES))
     writer.write(challenge.message)
     if not challenge.accepts(await reader.readexactly(MAC_BYTES)):
-        raise RendezvousProtocolError("cannot answer a probe: it does not prove to be of this job")
+        raise RendezvousProtocolError("cannot answer a probe: the prober failed to authenticate")
     return request.name
 
 
@@ -406,7 +406,7 @@ def _bound(address: str, ports: list[int], is_held: Callable[[int], bool]) -> so
             sock.close()
             if not ports or not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
                 raise
-    raise OSError(f"no port of {ports[0]}-{ports[-1]} is free")
+    raise OSError(f"no port in {ports[0]}-{ports[-1]} is free")
 
 
 def _in_turn(ports: list[int]) -> Iterator[int]:
@@ -418,7 +418,7 @@ def _key_from(secret: str) -> bytes:
     """Return the key of a check. Raises ValueError."""
     key = bytes.fromhex(secret)
     if len(key) != KEY_BYTES:
-        raise ValueError(f"the secret of a check has {KEY_BYTES} bytes")
+        raise ValueError(f"the secret of a check must have {KEY_BYTES} bytes")
     return key
 
 
@@ -428,4 +428,4 @@ def _read_wanted(name: str) -> tuple[str, int, float]:
         _, _, kind, number, seconds = name.split(" ")
         return kind, int(number), float(seconds)
     except ValueError:
-        raise RendezvousProtocolError(f"cannot read {name!r} as what a probe wants") from None
+        raise RendezvousProtocolError(f"cannot read {name!r} as the request of a probe") from None

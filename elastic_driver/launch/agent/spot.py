@@ -69,7 +69,9 @@ class SpotWatch:
         try:
             self._watch()
         except Exception as error:
-            self._say(f"internal error in the watch for notices of {self._cloud}, which ends here: {error!r}")
+            self._say(
+                f"internal error while watching for spot notices of {self._cloud} (the watch has stopped): {error!r}"
+            )
 
     def _watch(self) -> None:
         failures, has_answered, was_told = 0, False, False
@@ -81,12 +83,12 @@ class SpotWatch:
                     failures += 1
                     if failures == _TELL_AFTER and not was_told:
                         was_told = True
-                        self._say(f"no notices of {self._cloud} (--spot-notices): {error}; trying on")
+                        self._say(f"cannot get notices of {self._cloud} (--spot-notices): {error}; retrying")
                     most_s = _RETRY_S if has_answered else _NEVER_THERE_S
                     self._closing.wait(min(0.5 * 2.0 ** min(failures, 10), most_s))
                     continue
                 if was_told and failures:
-                    self._say(f"the metadata endpoint of {self._cloud} answers now")
+                    self._say(f"the metadata endpoint of {self._cloud} now answers")
                     was_told = False
                 failures, has_answered = 0, True
                 self._take(seen)
@@ -103,8 +105,8 @@ class SpotWatch:
                 early = f"early {notice.key}"
                 if early not in self._known:
                     self._known.add(early)
-                    some = f"{notice.within_s / 3600:.1f} hours: it leaves {_AHEAD_S / 60:.0f} minutes before"
-                    self._say(f"{notice.why}, in {some}")
+                    left = f"in {notice.within_s / 3600:.1f} hours"
+                    self._say(f"{notice.why} {left}; this host leaves the job {_AHEAD_S / 60:.0f} minutes before that")
             elif notice.key not in self._known:
                 self._known.add(notice.key)
                 self._post(self._told.notice, notice)

@@ -98,7 +98,7 @@ async def take_stacks(worker: WorkerId, started: int, page: VitalsPage | None) -
     if page is None or facts is None or facts.pid != pid:
         reason = "its script does not use elastic_driver"
     elif not facts.dump_signal:
-        reason = "it cannot be asked: its script has taken the signal for that"
+        reason = "cannot request its stacks: its script handles the signal used for that"
     else:
         page.dumps_begun += 1
         try:
@@ -123,7 +123,7 @@ async def _dump(pid: int, number: int, page: VitalsPage) -> tuple[str, str]:
     if not state or state in "ZX":
         return "", "it has ended"
     if state in "Tt":
-        return "", f"stopped (state {state}): it cannot tell"
+        return "", f"stopped (state {state}): it cannot respond"
     page.forget_stacks()
     if reason := _ask(pid, number):
         return "", reason
@@ -156,17 +156,17 @@ def _ask(pid: int, number: int) -> str:
     except ProcessLookupError:
         return "it has ended"
     except OSError as error:  # the kernel has no pidfds, or no descriptor is free
-        return f"it cannot be asked: {in_words(error)}"
+        return f"cannot request its stacks: {in_words(error)}"
     try:
         values = proc.lines(f"/proc/{pid}/status")
         # A program that it has become by exec has no handler, and the signal would kill it.
         if not proc.number(values, b"SigCgt", base=16) >> (number - 1) & 1:
-            return "it runs another program by now"
+            return "it has replaced itself with another program"
         # Two handled at once would make it look as if a call held the lock, see native/vitals/stacks.h.
         if is_thread or not proc.number(values, b"ShdPnd", base=16) >> (number - 1) & 1:
             pidfd_send_signal(process, number)
     except OSError as error:
-        return f"it cannot be asked: {in_words(error)}"
+        return f"cannot request its stacks: {in_words(error)}"
     finally:
         os.close(process)
     return ""

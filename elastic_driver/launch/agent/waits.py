@@ -196,7 +196,7 @@ def _other_end(
     peer = peer_process(pid, descriptor)
     if peer in (0, pid) or peer in others():
         return None
-    return Wait(f"a connection to process {peer} of its host")
+    return Wait(f"a connection to process {peer} on the same host")
 
 
 def _sockets(pid: int, name: str) -> _Sockets:
@@ -225,7 +225,8 @@ def _connected(
         if _who_has(here, (pid,)) is not None or _who_has(here, others()) is not None:
             return (None,)
         child = _who_has(here, children())
-        return (Wait(f"a connection to {shown}" + (f" of its child process {child}" if child else ", of its host")),)
+        whose = f"its child process {child}" if child else "on the same host"
+        return (Wait(f"a connection to {shown} ({whose})"),)
     is_here = ipaddress.ip_address(address).is_loopback or row[1].partition(b":")[0] == row[2].partition(b":")[0]
     return (Wait(f"a connection to {shown}", "" if is_here else address),)
 

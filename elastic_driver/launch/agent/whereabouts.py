@@ -58,5 +58,5 @@ class Whereabouts:
                 self._client.close()
         if self._cluster and self._client.cluster_id != self._cluster:
             # It knows nothing of the job, and would answer that there is no driver.
-            raise OSError(f"another etcd answers at {self._place} than the driver's")
+            raise OSError(f"the etcd at {self._place} is not the driver's")
         return there

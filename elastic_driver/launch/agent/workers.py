@@ -568,7 +568,9 @@ class HostWorkers:
                 columns=order.columns,
             )
         except OSError as error:
-            raise LaunchError(f"cannot start worker {worker}: no {order.stdin} for it: {in_words(error)}") from error
+            raise LaunchError(
+                f"cannot start worker {worker}: cannot open a {order.stdin} for it: {in_words(error)}"
+            ) from error
         return one.input.given
 
 
@@ -580,7 +582,7 @@ def _signal_of(number: int) -> signal.Signals:
     try:
         return signal.Signals(number)
     except ValueError as error:
-        raise RendezvousProtocolError(f"cannot send a worker signal {number}: there is none") from error
+        raise RendezvousProtocolError(f"cannot send a worker signal {number}: there is no such signal") from error
 
 
 def _enter(welcome: Welcome) -> str:

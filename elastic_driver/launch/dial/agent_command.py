@@ -56,7 +56,7 @@ def quoted(words: Sequence[str]) -> str:
 
 def _quoted(word: str) -> str:
     if "\n" in word or "\r" in word or "\0" in word:
-        raise CommandNotFoundError(f"cannot start an agent elsewhere: {word!r} has a line break in it")
+        raise CommandNotFoundError(f"cannot start an agent on another host: {word!r} contains a line break")
     if _PLAIN.fullmatch(word):
         return word
     pieces = _ALWAYS_ESCAPED.split(word)

@@ -45,11 +45,11 @@ class AnywhereDialler:
         """Start an agent here or elsewhere, by the host's name."""
         if self._is_ambiguous(host):
             raise CommandNotFoundError(
-                f"{host} is another machine to each driver: with a journal in etcd hosts have names that mean the same "
-                "on all machines"
+                f"cannot use host {host}: each driver resolves it to another machine; with a journal in etcd, a "
+                "host name must mean the same on all machines"
             )
         is_here = await asyncio.get_running_loop().run_in_executor(None, self._is_here, host)
         dialler = self._here if is_here else self._elsewhere
         if dialler is None:
-            raise CommandNotFoundError(f"host {host} has to join by itself (--launcher none)")
+            raise CommandNotFoundError(f"host {host} must join by itself (--launcher none): run elasticrun join there")
         return await dialler.dial(host, bootstrap)

@@ -105,7 +105,7 @@ class CommandDialler:
     ) -> None:
         self._template = _split(template, "--launcher-command")
         if not any("{host}" in word for word in self._template):
-            raise SettingsError(f"cannot use --launcher-command {template!r}: {{host}} is missing, for the host's name")
+            raise SettingsError(f"cannot use --launcher-command {template!r}: it needs the placeholder {{host}}")
         self._bootstrap_on = bootstrap_on
         self._agent = agent_words(python, pythonpath, module)
 

@@ -37,15 +37,15 @@ _PERMANENT = re.compile(
     r"|(Bad configuration option|Bad owner or permissions on|Missing argument|missing argument)"  # ssh's configuration
 )
 _CHANGED_KEY = re.compile(r"Host key for .* has changed")
-_UNKNOWN_KEY = "its key is not known here: log in once by hand, or see StrictHostKeyChecking in ssh's configuration"
+_UNKNOWN_KEY = "its host key is unknown here: log in once manually, or see StrictHostKeyChecking in ssh's configuration"
 # Exit codes of a shell, env and a container runtime: no such program, and one that cannot be executed.
 _NO_PROGRAM = (126, 127)
 _SAYS_NO_PROGRAM = re.compile(
     r"command terminated with (non-zero )?exit code 12[67]\b"  # kubectl, whose own exit code differs
     r"|slurmstepd.*: error: execve\(\): "
 )
-_OLD_PYTHON = "Python 3.11 or later is needed there; --remote-python takes another"
-_NO_PYTHON = "no Python there that can be run by this name; --remote-python takes another"
+_OLD_PYTHON = "Python 3.11 or later is required there; select one with --remote-python"
+_NO_PYTHON = "cannot run Python by this name there; select another with --remote-python"
 
 
 def failure(program: str, host: str, returncode: int, lines: Sequence[str], *, hidden: str = "") -> DialFailure:
@@ -89,9 +89,9 @@ def _words(said: Sequence[str]) -> str:
 
 def _how(returncode: int) -> str:
     if returncode >= 0:
-        return f"ended with exit code {returncode} and said nothing"
+        return f"exited with code {returncode} without output"
     try:
         name = signal.Signals(-returncode).name
     except ValueError:  # a real-time signal
         name = f"signal {-returncode}"
-    return f"was ended by {name}"
+    return f"was killed by {name}"

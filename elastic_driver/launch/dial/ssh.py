@@ -78,7 +78,7 @@ class SshDialler:
         key = os.path.expanduser(self._identity_file)
         if key and "%" not in key and not await asyncio.to_thread(os.access, key, os.R_OK):
             raise CommandNotFoundError(
-                f"cannot start an agent on {host}: ssh's identity file {self._identity_file} cannot be read"
+                f"cannot start an agent on {host}: cannot read ssh's identity file {self._identity_file}"
             )
         login = self._logins.get(host)
         command = [*self._command, *(() if login is None else ("-l", login)), "--", host, quoted(self._agent)]

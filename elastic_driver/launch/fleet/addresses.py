@@ -66,12 +66,12 @@ class Addresses:
         Loopback if the host has no other address: then no other can come.
 
         Raises:
-            LaunchError: the host has no agent any more.
+            LaunchError: the host no longer has an agent.
         """
         links = self._agents.links()
         link = self._agents.link_of(hostname) if hostname else next((one for one in links if one.facts.local), None)
         if link is None and hostname:
-            raise LaunchError(f"host {hostname} has no agent any more")
+            raise LaunchError(f"host {hostname} no longer has an agent")
         if link is None:  # the driver's machine is not one of the job's: others have dialled this address
             return next((one.facts.ours for one in links), LOOPBACK)
         try:

@@ -148,7 +148,7 @@ class Admission:
         """Cut off all newcomers from now on, without a message: they find the driver that has the job."""
         self._is_abandoned = True
         for arrival in tuple(self._arrivals):
-            arrival.connection.abort("the job goes on without this driver")
+            arrival.connection.abort("the job continues without this driver")
 
     def close(self) -> None:
         """Cut connections that have not sent a hello."""
@@ -181,17 +181,19 @@ class Arrival:
         self._over = over
         self._link: AgentLink | None = None
         self.connection = FrameConnection(on_frame=self._received, on_lost=self._lost, most=_HELLO_BYTES)
-        self._timer = asyncio.get_running_loop().call_later(_HELLO_S, self.connection.abort, "it does not say hello")
+        self._timer = asyncio.get_running_loop().call_later(
+            _HELLO_S, self.connection.abort, "it did not send hello in time"
+        )
 
     def _received(self, frame: Frame) -> None:
         if self._link is not None:
             self._link.received(frame)
             return
         if self._is_abandoned():
-            self.connection.abort("the job goes on without this driver")
+            self.connection.abort("the job continues without this driver")
             return
         if self._newcomer is not None or len(frame.messages) != 1 or frame.first != 0:
-            raise RendezvousProtocolError("cannot read frame: an agent's first word is hello")
+            raise RendezvousProtocolError("cannot read frame: an agent's first message must be hello")
         try:
             hello = _hello(frame.messages[0])
             self._timer.cancel()
@@ -210,7 +212,7 @@ class Arrival:
                 return
             link = self._host.known(hello.agent) if is_agent else None
             if link is None:
-                raise RefusedError("the driver has given this agent up: its host was silent for too long")
+                raise RefusedError("the driver has given up on this agent: its host was silent for too long")
             if why := excess(hello, link.facts.host):
                 raise RefusedError(why)
             peer, ours = self.connection.ends
@@ -222,17 +224,17 @@ class Arrival:
             self._go_on(link, seen_there)
             return
         if not _KEY.fullmatch(hello.key):
-            raise RendezvousProtocolError("cannot read message hello: no key of an agent")
+            raise RendezvousProtocolError("cannot read message hello: invalid key")
         key, ticket = bytes.fromhex(hello.key), None
         if self._identity.role is Role.TICKET:
             ticket = self._take_ticket(hello)
         if ticket is None and self._identity.role is not Role.JOINER:
-            raise RefusedError(f"this ticket is good for nothing any more, or not from {self.connection.ends[0]}")
+            raise RefusedError(f"this ticket is no longer valid, or not valid from {self.connection.ends[0]}")
         facts = self._facts(hello, ticket)
         self._check(facts, ticket)
         earlier = self._tickets.key_of(Identity(Role.AGENT, number=hello.agent))
         if earlier is not None and not compare_digest(earlier, key):
-            raise RefusedError("the job has an agent of this number already")
+            raise RefusedError("the job already has an agent with this id")
         link = self._host.arrives(facts)
         self._tickets.admit(hello.agent, key)
         self._newcomer = link
@@ -242,9 +244,9 @@ class Arrival:
         """Welcome a new agent, which is persisted now."""
         self._newcomer = None
         if link.is_lost:
-            self.connection.abort("its agent has begun anew, or the job has ended")
+            self.connection.abort("its agent has started over, or the job has ended")
         elif self._is_gone:
-            link.lose("its agent has gone before it was welcomed")
+            link.lose("its agent disconnected before it was admitted")
         else:
             self._go_on(link, hello.seen)
             self._host.settled(link)
@@ -263,16 +265,16 @@ class Arrival:
         if taken.revokes:
             self._host.revoked(
                 host,
-                f"host {host}: the ticket of its agent was used twice within the start limit, by {twice}: somebody has "
-                "read it from a command line or in a log, or the command starts the agent twice; both were turned "
-                "away, and the host is kept out of the job",
+                f"host {host}: its agent's ticket was used twice within the start limit, by {twice}; both were "
+                "rejected, and the host is excluded from the job (the ticket leaked through a command line or log, or "
+                "the launcher starts the agent twice)",
             )
         elif taken.is_first:
             self._host.warn(
-                f"host {host}: the ticket of its agent was used again after the start limit, by {twice}: the second "
-                "was turned away, and the job goes on; somebody has read the ticket from a command line or in a log"
+                f"host {host}: its agent's ticket was used again after the start limit, by {twice}; the second was "
+                "rejected, and the job continues (the ticket leaked through a command line or log)"
             )
-        raise RefusedError("this ticket was used by another before")
+        raise RefusedError("this ticket has already been used by another agent")
 
     def _is_agent(self, agent: str) -> bool:
         return self._identity == Identity(Role.AGENT, number=agent)
@@ -317,17 +319,17 @@ class Arrival:
     def _check(self, facts: AgentFacts, ticket: Ticket | None) -> None:
         hello = facts.hello
         if not _NUMBER.fullmatch(hello.agent):
-            raise RendezvousProtocolError("cannot read message hello: no number of an agent")
+            raise RendezvousProtocolError("cannot read message hello: invalid agent id")
         why = ""
         if hello.protocol != PROTOCOL or hello.version != __version__:
             why = (
-                f"host {facts.host} has elastic_driver {hello.version} (protocol {hello.protocol}; {hello.python}), "
-                f"the driver {__version__} (protocol {PROTOCOL}): install the same version on both"
+                f"host {facts.host} runs elastic_driver {hello.version} (protocol {hello.protocol}; {hello.python}), "
+                f"the driver runs {__version__} (protocol {PROTOCOL}): install the same version on both"
             )
         elif facts.joined and hello.slots < 1:
-            why = f"host {facts.host} has no slots: elasticrun join needs --slots"
+            why = f"host {facts.host} offers no slots: pass --slots to elasticrun join"
         elif not is_host_name(facts.host):
-            why = f"{facts.host[:80]!r} is no name for a host: give another with --host"
+            why = f"{facts.host[:80]!r} is not a valid host name: pass another with --host"
         elif why := excess(hello, facts.host):
             pass
         elif facts.joined:
@@ -360,11 +362,11 @@ def _hello(message: Message) -> Hello:
         hello = said(message)
     except RendezvousProtocolError:
         if other := version_of(message):
-            ours = f"the driver {__version__} (protocol {PROTOCOL})"
-            raise RefusedError(f"this agent has {other}, {ours}: install the same version on both") from None
+            ours = f"the driver runs {__version__} (protocol {PROTOCOL})"
+            raise RefusedError(f"this agent runs {other}, {ours}: install the same version on both") from None
         raise
     if not isinstance(hello, Hello):
-        raise RendezvousProtocolError("cannot read frame: an agent's first word is hello")
+        raise RendezvousProtocolError("cannot read frame: an agent's first message must be hello")
     return hello
 
 
@@ -373,11 +375,11 @@ def _difference(theirs: Mapping[str, str], alike: Mapping[str, str] | None, host
     if not theirs:
         return ""
     if alike is None:
-        return f"node {host} was started as one of several (--nnodes), and the job it has come to was not"
+        return f"node {host} was started as one of several (--nnodes), but the job that it tried to join was not"
     for name, value in alike.items():
         if theirs.get(name) != value:
             return (
-                f"all nodes have to be started alike: node {host} has {name} {theirs.get(name, '(nothing)')[:_SHOWN]}, "
-                f"and the job {value[:_SHOWN]}"
+                f"all nodes must be started with the same options: node {host} has {name} "
+                f"{theirs.get(name, '(nothing)')[:_SHOWN]}, and the job {value[:_SHOWN]}"
             )
     return ""

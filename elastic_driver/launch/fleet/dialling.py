@@ -193,7 +193,7 @@ class Dialling:
         return [
             f"host {name} is not ready: {one.failure.reason} (tried {counted(one.tries, 'time')})"
             if one.failure is not None
-            else f"host {name} is not ready: its agent has not come yet"
+            else f"host {name} is not ready: its agent has not connected yet"
             if one.dials
             else f"host {name} has not joined yet (elasticrun join)"
             for name, one in self._hosts.items()
@@ -229,8 +229,8 @@ class Dialling:
         if not self._warned_of_tickets:
             self._warned_of_tickets = True
             self._listener.warn(
-                f"host {host}: the rsh agent forwards no standard input, so its agent has a ticket on its command "
-                "line, and every user of the job's machines is trusted (--launcher-bootstrap; "
+                f"host {host}: the rsh agent does not forward standard input, so the agent's ticket is on its "
+                "command line, where every user of the job's machines can read it (--launcher-bootstrap; "
                 "docs/reference/launch-tickets.md)"
             )
 
@@ -387,7 +387,7 @@ class _DialledHost:
         if dialled.failed.done():
             return dialled.failed.result()
         return DialFailure(
-            f"no agent has dialled in from there within {_DIAL_IN_S:g} s: can it reach the driver's port?"
+            f"no agent connected from there within {_DIAL_IN_S:g} s: check that it can reach the driver's port"
         )
 
     async def _addresses(self) -> frozenset[str]:

@@ -233,7 +233,7 @@ class Fleet:
         for link in filter(None, map(self.link_of, back)):
             # A host that was off the list may be another machine now, whose predecessor died with this agent.
             if not link.connected and not link.facts.local and not self._staff.has_workers(link):
-                link.lose("its connection is broken, and its host was not listed any more")
+                link.lose("its connection is broken, and its host was no longer listed")
         wanted = dict.fromkeys(map(self._names.canonical, (*names, *self._reach.more)))
         joined = map(self._names.canonical, self._roster.joined)
         self._leaving.keep({*wanted, *joined}, self._roster.hosts)
@@ -374,7 +374,7 @@ class Fleet:
             facts = replace(facts, host=self._roster.free_name(facts.host))
         host = self._names.canonical(facts.host)
         if not facts.joined and host not in self._dialling:
-            raise RefusedError(f"host {facts.host} is not wanted any more")
+            raise RefusedError(f"host {facts.host} is no longer wanted")
         self._roster.check_name(facts)
         if not facts.joined:
             facts = replace(facts, local=host == self._names.own)
@@ -451,12 +451,12 @@ class Fleet:
             case Bye():
                 # Its last message: an end that was ordered is not a loss.
                 if self._roster.is_ending(link):
-                    link.close("its agent has ended")
-                    self._forget(link, "its agent has ended")
+                    link.close("its agent has exited")
+                    self._forget(link, "its agent has exited")
                 else:
-                    link.lose("its agent has ended")
+                    link.lose("its agent has exited")
             case _:
-                raise RendezvousProtocolError(f"an agent may not say {message.name}")
+                raise RendezvousProtocolError(f"unexpected message {message.name} from an agent")
 
     def link_silent(self, link: AgentLink, silent_s: float) -> None:
         """Report a silent host, or doubt about it."""
@@ -517,7 +517,7 @@ class Fleet:
 
     def _leaves(self, link: AgentLink, why: str, within_s: float | None) -> None:
         if within_s is not None and within_s < 0:
-            raise RendezvousProtocolError(f"host {link.facts.host} goes away in {within_s} s")
+            raise RendezvousProtocolError(f"host {link.facts.host} cannot go away in {within_s} s")
         name = self._names.canonical(link.facts.host)
         if name in self._leaving and within_s is None:
             return

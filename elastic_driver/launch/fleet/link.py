@@ -249,7 +249,7 @@ class AgentLink:
             RendezvousProtocolError: it has, since it has reported its state.
         """
         if not self.is_away:
-            raise RendezvousProtocolError("cannot begin anew: this agent has obeyed this driver already")
+            raise RendezvousProtocolError("cannot start over: this agent has already obeyed this driver")
         self._channel.detach()
         self._channel = Channel(self._take)
         self._unkept.clear()
@@ -285,7 +285,7 @@ class AgentLink:
         self._is_heard()
         if self.is_away:
             # Its machine may acknowledge for it: then nothing else shows that it is stopped.
-            self.overdue("say what it knows", lambda: not self.is_away)
+            self.overdue("report its state", lambda: not self.is_away)
         elif is_back:
             self._owner.link_back(self)
 
@@ -305,7 +305,7 @@ class AgentLink:
         self._cancel()
         if self.is_away:
             return  # it is waited for anyhow
-        self._give_verdict_soon(f"its agent has gone ({why})")
+        self._give_verdict_soon(f"its agent disconnected ({why})")
 
     def _give_verdict_soon(self, why: str) -> None:
         def give() -> None:
@@ -336,7 +336,7 @@ class AgentLink:
             if done():
                 return
             if self.silent_s > MARGIN_S and not self._is_excused(MARGIN_S):
-                self.lose(f"its agent does not {order}: it was stopped, or its machine stands still")
+                self.lose(f"its agent did not {order}: it is stopped, or its machine hangs")
             else:
                 self.overdue(order, done)
 
@@ -395,7 +395,7 @@ class AgentLink:
             self._works_since = self._loop.time()
         if unheard_s > self._agent_timeout_s + MARGIN_S:
             comes = self.silent_s < unheard_s
-            self.give_up(f"nothing has {'reached it' if comes else 'come from it'} for {unheard_s:.0f} s")
+            self.give_up(f"nothing has {'reached' if comes else 'arrived from'} it for {unheard_s:.0f} s")
             return
         left_s = self._host_timeout_s - unheard_s
         self._look_in(min(_LOOK_S, left_s + _TICK_S) if left_s > 0 else _LOOK_S)

@@ -75,7 +75,7 @@ class Meetings:
         self._last = _Generation(round_id, hosts, link, asyncio.get_running_loop().create_future())
         self._open.append(self._last)
         if link is None:
-            why = f"cannot hold a port for rank 0: host {hosts[0]} has no agent any more"
+            why = f"cannot hold a port for rank 0: host {hosts[0]} no longer has an agent"
             self._settle(self._last, LaunchError(why))
         elif not link.is_away:  # else it may hold one, and reports that when it is back
             self._hold(self._last, link)

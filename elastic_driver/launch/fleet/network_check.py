@@ -47,6 +47,7 @@ from elastic_driver.launch.fleet.link_figures import (
 )
 from elastic_driver.rendezvous.agent_messages import Listen, Listening, Probe, Probed, Said, Unlisten
 from elastic_driver.system.tasks import Tasks
+from elastic_driver.words import counted
 
 GATHER_S, LISTEN_S, REACH_S, ANSWER_S, LIMIT_S = 3.0, 3.0, 3.0, 2.0, 10.0
 TURNS = 5
@@ -61,7 +62,7 @@ _MEASURE_S = 2.5
 _LEAST_S = 0.5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _MOST_TRIES = 1.0, 10.0, 1000
 _SECRET_BYTES = 32
-_HINT = "(a firewall, a route or --network-interfaces?)"
+_HINT = "(check firewalls, routes and --network-interfaces)"
 
 _T = TypeVar("_T", bound=Said)
 
@@ -279,7 +280,7 @@ class NetworkCheck:
     def remarks(self) -> list[str]:
         """Return which hosts are barred, and why."""
         return [
-            f"host {link.facts.host} is not ready: {each.reason} (checked {each.tries} time{'s' * (each.tries > 1)})"
+            f"host {link.facts.host} is not ready: {each.reason} (checked {counted(each.tries, 'time')})"
             for link, each in self._newcomers.items()
             if each.tries
         ]
@@ -385,7 +386,7 @@ class NetworkCheck:
             orders[host] = Listen(run.number, host, secret, address, self._ports, 2 * LIMIT_S)
         for host, answer in (await self._ask(run, orders, Listening, run.number, LISTEN_S)).items():
             if answer is None:
-                run.silent(host, f"its agent has not answered within {LISTEN_S:g} s")
+                run.silent(host, f"its agent did not answer within {LISTEN_S:g} s")
             elif 0 < answer.port < 1 << 16:
                 run.ports[host] = answer.port
             elif host in run.newcomers:
@@ -402,7 +403,7 @@ class NetworkCheck:
                 orders[host] = _probe(run, number, peers, REACH_S)
         for host, answer in (await self._ask(run, orders, Probed, number, REACH_S + ANSWER_S)).items():
             if answer is None:
-                run.silent(host, f"its agent has not answered within {REACH_S + ANSWER_S:g} s")
+                run.silent(host, f"its agent did not answer within {REACH_S + ANSWER_S:g} s")
                 continue
             asked = orders[host]
             assert isinstance(asked, Probe)
@@ -410,7 +411,7 @@ class NetworkCheck:
                 if peer in answer.rtt_s:
                     run.note(host, peer, Figures(abs(answer.rtt_s[peer])))
                 else:
-                    run.failures[host, peer] = answer.failures.get(peer) or "it has not tried"
+                    run.failures[host, peer] = answer.failures.get(peer) or "it did not try"
 
     async def _measure(self, run: _Run, gone: Collection[str], until: float) -> None:
         able = [host for host in run.links if host not in gone and host not in run.unheard and host in run.ports]
@@ -553,7 +554,7 @@ def _why(run: _Run, host: str, others: Sequence[str]) -> _Why:
     else:
         places = f"{_place(run, host)} and {_place(run, other)}"
         what = f"it and host {other} cannot reach each other at {places}: {to_it}"
-    return _Why(f"{what} {_HINT}" + (f"; nor {more} more" if more else ""), other)
+    return _Why(f"{what} {_HINT}" + (f"; the same for {counted(more, 'more host')}" if more else ""), other)
 
 
 def _place(run: _Run, host: str) -> str:

@@ -89,8 +89,8 @@ class Returning:
         """
         is_levels = isinstance(message, Levels)
         if link.is_away != is_levels:
-            why = "says what it knows first" if link.is_away else "has said already what it knows"
-            raise RendezvousProtocolError(f"cannot take message {message.name}: an agent that is back {why}")
+            why = "must report its state first" if link.is_away else "has already reported its state"
+            raise RendezvousProtocolError(f"cannot accept message {message.name}: an agent that is back {why}")
         if isinstance(message, Levels):
             self._former.back(link, message)
         return is_levels

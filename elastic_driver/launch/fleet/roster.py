@@ -107,8 +107,8 @@ class Roster:
         older = self.agents.get(facts.hello.agent)
         if older is not None:
             if older.seen or older.connected:
-                raise RefusedError("the job has an agent of this number already")
-            older.lose("its agent has not heard that it was taken in, and begins anew")
+                raise RefusedError("the job already has an agent with this id")
+            older.lose("its agent did not receive its welcome, and starts over")
 
     def check_name(self, facts: AgentFacts) -> None:
         """Reject an agent whose host has one. A joiner may wait for the end of one that has no connection.
@@ -119,7 +119,7 @@ class Roster:
         for older in self._holders(facts.host):
             if not facts.joined or self._is_present(older):
                 raise RefusedError(
-                    f"the job has a host {facts.host} already, with an agent of its own: give another name with --host"
+                    f"the job already has a host {facts.host} with an agent of its own: pass another name with --host"
                 )
 
     def free_name(self, name: str) -> str:

@@ -92,7 +92,7 @@ class WorkerListener(Protocol):
 
         Args:
             worker: the worker.
-            status: how it ends; in words if that is not known yet (it dumps its core).
+            status: how it ends; in words if that is not known yet (it is dumping core).
         """
 
     def exited(self, worker: Worker, status: ExitStatus) -> None:

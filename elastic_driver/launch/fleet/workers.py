@@ -226,7 +226,7 @@ class Workers:
             seen = self._agents.changes.count
             link = self._agents.link_of(worker.hostname)
             if link is None:
-                raise LaunchError(f"cannot start worker {worker}: its host has no agent any more")
+                raise LaunchError(f"cannot start worker {worker}: its host no longer has an agent")
             if link.connected:
                 return link
             await self._agents.changes.wait(seen)
@@ -514,12 +514,12 @@ class Workers:
 
     def _finished(self, one: Worker) -> None:
         if one.phase is Phase.RUNS:
-            raise RendezvousProtocolError(f"worker {one.id} cannot be finished: it has not exited")
+            raise RendezvousProtocolError(f"cannot finish worker {one.id}: it has not exited")
         if one.phase is Phase.DEAD:
             self._forget(one)
         elif one.phase is Phase.ENDS:
             self._forget(one)
-            self._listener.lost((one,), "how it ended was lost with the driver")
+            self._listener.lost((one,), "its exit status was lost with the driver")
 
     def _spared(self, one: Worker) -> None:
         order = one.kill

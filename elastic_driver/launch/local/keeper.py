@@ -283,7 +283,7 @@ class ProcessKeeper:
             try:
                 found = await self._scanner.find_all()
             except (OSError, MemoryError) as error:
-                self._warn(f"cannot look for what is left of the job: {in_words(error)}")
+                self._warn(f"cannot look for leftover processes of the job: {in_words(error)}")
             else:
                 for left in found.values():
                     for leftover in left:
@@ -464,7 +464,7 @@ class ProcessKeeper:
             # Now, before it has threads: each inherits the binding of the one that starts it.
             bind(spawned.popen.pid, env)
         except LaunchError as error:
-            return spawned, f"{error}; they run unbound"
+            return spawned, f"{error}; they run without binding"
         return spawned, ""
 
     # --- an end ----------------------------------------------------------------------------------------------------

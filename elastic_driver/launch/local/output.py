@@ -283,4 +283,4 @@ class WorkerOutput:
         except Exception as error:
             if not self._sink_failed:
                 self._sink_failed = True
-                self._warn(f"cannot pass on a worker's output: {in_words(error)}")
+                self._warn(f"cannot forward a worker's output: {in_words(error)}")

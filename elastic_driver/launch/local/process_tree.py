@@ -138,7 +138,7 @@ class ProcessTree:
     Attributes:
         exited: done at the moment the process is dead; its output until then has been passed on.
         dying: done when it is known that the process is about to end with a failure, though it may take seconds until
-            it is dead: with its status, or in words if that is not known yet (it dumps its core). Cancelled if it is
+            it is dead: with its status, or in words if that is not known yet (it is dumping core). Cancelled if it is
             dead
                 without
             that.
@@ -380,7 +380,9 @@ class ProcessTree:
                     return
                 if give_up.done():
                     pids = ", ".join(str(process.pid) for process in processes)
-                    self._warn(f"SIGKILL did not end process {pids} of worker {self.worker}; it is left behind")
+                    self._warn(
+                        f"cannot kill process {pids} of worker {self.worker}: still alive after SIGKILL; left behind"
+                    )
                     self._abandon()
                     return
                 for process in processes:
@@ -393,7 +395,7 @@ class ProcessTree:
         try:
             return await self._scanner.find(self.worker.key)
         except (OSError, MemoryError) as error:  # no free descriptor to read /proc
-            self._warn(f"cannot look for what worker {self.worker} started: {in_words(error)}")
+            self._warn(f"cannot look for the processes that worker {self.worker} started: {in_words(error)}")
             return [] if self.exited.done() else [self._leader]
 
     def _died(self) -> None:

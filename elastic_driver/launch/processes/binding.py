@@ -92,7 +92,7 @@ def processors_of(
     else:
         found = near
     if not found:
-        raise ValueError(f"none of the processors near GPU {gpu.bus} may be used here")
+        raise ValueError(f"no processor near GPU {gpu.bus} is available to this job")
     return found
 
 
@@ -118,7 +118,7 @@ def _field(text: str, name: str) -> str:
 
 def _gpu_of(environ: Mapping[str, str], gpus: list[_Gpu]) -> _Gpu:
     if not gpus:
-        raise ValueError("there is no GPU of NVIDIA's here")
+        raise ValueError("this host has no NVIDIA GPU")
     chosen, local_rank = environ.get("CUDA_VISIBLE_DEVICES"), int(environ.get("LOCAL_RANK", "0"))
     visible = [str(number) for number in range(len(gpus))] if chosen is None else chosen.split(",")
     name = visible[local_rank].strip() if local_rank < len(visible) else ""
@@ -126,7 +126,7 @@ def _gpu_of(environ: Mapping[str, str], gpus: list[_Gpu]) -> _Gpu:
         if name == str(number) or (name.startswith("GPU-") and gpu.uuid.startswith(name)):
             return gpu
     raise ValueError(
-        f"there is no GPU for local rank {local_rank}: {len(gpus)} here, CUDA_VISIBLE_DEVICES={chosen or ''}"
+        f"there is no GPU for local rank {local_rank}: this host has {len(gpus)}, CUDA_VISIBLE_DEVICES={chosen or ''}"
     )
 
 
@@ -165,7 +165,7 @@ def _last_cache(root: Path, cpu: int) -> str:
         if (folder / "type").read_text().strip() != "Instruction"
     ]
     if not caches:
-        raise ValueError(f"nothing is known of the caches of processor {cpu}")
+        raise ValueError(f"the caches of processor {cpu} are unknown")
     return max(caches)[1]
 
 

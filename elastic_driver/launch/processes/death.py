@@ -110,7 +110,7 @@ def dying(pid: int) -> ExitStatus | str | None:
     except OSError:
         return None
     if dumps_core:
-        return "crashed (it dumps its core)"
+        return "crashed (it is dumping core)"
     if fields[0] in (b"Z", b"X") or int(fields[6]) & _PF_EXITING:
         return ExitStatus(os.waitstatus_to_exitcode(int(fields[-1])))
     return None

@@ -56,7 +56,7 @@ class GuardLink:
             self._start()
         except OSError as error:
             raise LaunchError(
-                f"cannot start the process that ends workers when the driver dies: {in_words(error)}"
+                f"cannot start the guard process, which kills workers when the driver dies: {in_words(error)}"
             ) from error
 
     def started(self, pid: int) -> None:
@@ -139,10 +139,10 @@ class GuardLink:
             return
         self._restarts += 1
         if self._restarts > _MAX_RESTARTS:
-            self._warn(f"the guard process ended {self._restarts} times: workers may outlive a killed driver")
+            self._warn(f"the guard process has exited {self._restarts} times: workers may outlive a killed driver")
             return
         self._warn(f"the guard process {ExitStatus(code)}; starting another")
         try:
             self._start()
         except (OSError, MemoryError, RuntimeError) as error:
-            self._warn(f"cannot start another guard process, workers may outlive a killed driver: {in_words(error)}")
+            self._warn(f"cannot restart the guard process: {in_words(error)}; workers may outlive a killed driver")

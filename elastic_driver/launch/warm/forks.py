@@ -197,7 +197,7 @@ class WarmStarts:
         try:
             self._current = self._start(self._wanted_plan)
         except (OSError, MemoryError, RuntimeError) as error:
-            self._give_up(f"cannot start the process that they are to be forked from: {in_words(error)}")
+            self._give_up(f"cannot start the warmed process: {in_words(error)}")
 
     async def wait_first(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         """Fork the first workers, too: one import for all of a host instead of one for each.
@@ -228,7 +228,9 @@ class WarmStarts:
             await self._loop.run_in_executor(self._pool, self._discard, current)
             await asyncio.wait((current.dead,), timeout=1.0)
             if not current.dead.done():
-                self._warn(f"SIGKILL did not end the warmed process {current.popen.pid}; it is left behind")
+                self._warn(
+                    f"cannot kill the warmed process {current.popen.pid}: still alive after SIGKILL; left behind"
+                )
                 current.control.close()
         while self._burials:
             await asyncio.wait(tuple(self._burials))
@@ -299,7 +301,7 @@ class WarmStarts:
         hidden = shadowed(answer["loaded"], warmed.plan.folder)
         if hidden is not None:
             warmed.wanted = False
-            self._give_up(f"{warmed.plan.folder} has a {hidden} of its own, which has to be imported in its place")
+            self._give_up(f"{warmed.plan.folder} has its own {hidden}, which must be imported instead")
             self._kill_soon(warmed)
             return
         warmed.ready = True
@@ -308,7 +310,7 @@ class WarmStarts:
 
     def _too_slow(self, warmed: _Warmed) -> None:
         warmed.wanted = False
-        self._give_up(f"importing {', '.join(warmed.plan.preload)} has not ended after {WARM_UP_S:g} s")
+        self._give_up(f"importing {', '.join(warmed.plan.preload)} did not finish within {WARM_UP_S:g} s")
         self._kill_soon(warmed)
         set_once(warmed.settled)
 
@@ -344,7 +346,7 @@ class WarmStarts:
             self._failures += 1
             how = warmed.reason or str(ExitStatus(warmed.popen.wait()))
             if self._failures >= _MAX_FAILURES:
-                self._give_up(f"the process that they are forked from failed {self._failures} times; last: {how}")
+                self._give_up(f"the warmed process failed {self._failures} times; last: {how}")
                 return
             self._warn(f"the warmed process has ended ({how}); starting another")
         self.warm_up()
@@ -352,7 +354,7 @@ class WarmStarts:
     def _give_up(self, why: str) -> None:
         if not self._off:
             self._off = True
-            self._warn(f"workers start afresh: {why}")
+            self._warn(f"workers start without forking: {why}")
 
     # --- in a thread -----------------------------------------------------------------------------------------------
 

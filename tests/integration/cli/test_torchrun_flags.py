@@ -96,7 +96,7 @@ class TestACommandLine:
     @pytest.mark.skipif(Path("/proc/driver/nvidia/gpus").exists(), reason="a machine without GPUs is asked for")
     def test_workers_that_cannot_be_bound_run_all_the_same(self, job: Told) -> None:
         assert len(job.workers) == 2
-        complaint = "cannot bind workers to processors (--numa-binding node): there is no GPU of NVIDIA's here"
+        complaint = "cannot bind workers to processors (--numa-binding node): this host has no NVIDIA GPU"
         assert job.said.count(complaint) == 1, job.said
 
 

@@ -149,9 +149,9 @@ def test_nodes_that_were_started_otherwise_are_refused(tmp_path: Path) -> None:
         assert "node_worker.py --lr 0.1, and the job " in command
         assert "has --rdzv-id another job, and the job a job" in run_id
         assert "has --nnodes 2:4, and the job 2:3" in nnodes
-        assert "have all nodes the same join token" in strange
+        assert "check that all nodes have the same join token" in strange
         assert all(text.count("\n") == 1 for text in (command, run_id, nnodes, strange))
-        refused = "a node is refused: all nodes have to be started alike: node "
+        refused = "a node is refused: all nodes must be started with the same options: node "
         job.wait_for("the driver says so, too", lambda: driver.err.count(refused) == 3)
         # All that has cost the job nothing.
         right = job.start("b", given=with_token)
@@ -187,7 +187,7 @@ def test_a_stranger_at_the_endpoint(tmp_path: Path, answer: bytes) -> None:
                 node = job.start("a", env=env, node_rank=1, conf=conf)
                 assert node.wait() == (2 if answer else 1), node.err
                 assert (
-                    "it is another program, or an elastic_driver of another version; is the port the job's?"
+                    "it is another program, or an elastic_driver of another version; check that the port is the job's"
                     if answer
                     else "gives up to wait for the driver"
                 ) in node.err

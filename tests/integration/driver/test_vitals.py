@@ -142,7 +142,7 @@ def test_scripts_without_the_library_and_such_that_become_another_program(
         go.touch()
         # Not by asking for stacks: a signal that was sent to the old program would end the new one.
         job.wait_for("its exec", lambda: Path(f"/proc/{second['pid']}/comm").read_text() == "sleep\n")
-        job.wait_for("another program", lambda: taken()[1]["reason"] == "it runs another program by now")
+        job.wait_for("another program", lambda: taken()[1]["reason"] == "it has replaced itself with another program")
         assert taken()[1]["pid"] == second["pid"]
 
         def states() -> list[str | None]:

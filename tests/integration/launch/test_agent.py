@@ -426,7 +426,7 @@ def test_a_driver_that_is_gone_takes_the_workers_along(tmp_path: Path, joins: bo
             code, text = await agent.ends()
             assert code == 1
             assert "cannot reach the driver" in text
-            assert text.endswith("; the workers of this host were ended\n") is joins
+            assert text.endswith("; the workers on this host were killed\n") is joins
             await gone([process])
 
     act(main)
@@ -515,7 +515,7 @@ def test_an_agent_that_was_given_up_ends_its_workers(tmp_path: Path) -> None:
             one.driver.link.lose("the test gives it up")
             code, text = await agent.ends()
             assert code == 1
-            assert "the driver has given this agent up" in text
+            assert "the driver has given up on this agent" in text
             await gone([process])
 
     act(main)
@@ -537,7 +537,7 @@ def test_one_that_has_joined_and_was_given_up_begins_anew(tmp_path: Path) -> Non
             driver.tell(Close())
             code, text = await agent.ends()
             assert code == 0
-            assert "the driver does not want this agent back" in text
+            assert "the driver rejected this agent when it reconnected" in text
 
     act(main)
 
@@ -549,7 +549,7 @@ def test_one_whose_driver_was_started_again_says_so(tmp_path: Path) -> None:
             await begin()
             code, text = await agent.ends()
             assert code == 1
-            assert "the driver is gone: the one that answers there now was started since" in text
+            assert "the driver is gone: another process now answers at its address" in text
 
     act(main)
 
@@ -570,7 +570,7 @@ def test_one_that_has_joined_joins_the_driver_that_was_started_again(tmp_path: P
             second.tell(Close())
             code, text = await agent.ends()
             assert code == 0
-            assert "the one that answers there was started since" in text
+            assert "the driver there was started later" in text
 
     act(main)
 
@@ -582,7 +582,7 @@ def test_one_that_was_dialled_knows_no_other_driver(tmp_path: Path) -> None:
             second = await begin()
             code, text = await agent.ends()
             assert code == 1
-            assert "the driver is gone: the one that answers there now was started since" in text
+            assert "the driver is gone: another process now answers at its address" in text
             assert not second.links
 
     act(main)
@@ -599,7 +599,7 @@ def test_whom_it_has_authenticated_once_it_has_pinned(tmp_path: Path) -> None:
             second.tickets.admit(hello.agent, bytes.fromhex(hello.key))
             code, text = await agent.ends()
             assert code == 1
-            assert "the driver is gone: the one that answers there now was started since" in text
+            assert "the driver is gone: another process now answers at its address" in text
 
     act(main)
 
@@ -631,12 +631,12 @@ def test_an_agent_that_is_refused_says_why(tmp_path: Path) -> None:
         async with scene(tmp_path) as one:
             one.driver.refuses = "the job is over"
             code, text = await one.agent().ends()
-            assert (code, text) == (2, "elastic_driver agent: the driver does not take this agent: the job is over\n")
+            assert (code, text) == (2, "elastic_driver agent: the driver rejected this agent: the job is over\n")
             code, text = await one.agent(one.driver.joiner()).ends()
-            assert (code, text) == (2, "elasticrun join: the driver does not take this host: the job is over\n")
+            assert (code, text) == (2, "elasticrun join: the driver rejected this host: the job is over\n")
             code, text = await one.agent(one.driver.joiner(slots=0)).ends()
             assert code == 2
-            assert "needs --slots" in text
+            assert "pass --slots to elasticrun join" in text
 
     act(main)
 
@@ -679,18 +679,20 @@ SHUT_OUT: dict[str, tuple[dict[str, Any], int, str]] = {
     "another node's token": (
         {"key": "00" * 32, "alike": {"--nnodes": "2"}},
         2,
-        f"cannot join the job at URL: {EITHER}; have all nodes the same join token, and is the port the job's?",
+        f"cannot join the job at URL: {EITHER}; check that all nodes have the same join token and that the port is the "
+        "job's",
     ),
     "another driver, and no time to see whether it stays": (
         {"fingerprint": "ab" * 32, "first_s": 0.2},
         1,
         "cannot reach the driver: URL: the certificate there is not the one that the URL names: another driver answers "
-        "there, or it was started anew; is that its URL, and does it run?",
+        "there, or it was started anew; check that this is its URL and that it is running",
     ),
     "nobody": (
         {"urls": ("https://127.0.0.1:1",), "first_s": 0.2},
         1,
-        "cannot reach the driver: URL: nothing listens there (connection refused); is that its URL, and does it run?",
+        "cannot reach the driver: URL: nothing listens there (connection refused); check that this is its URL and that "
+        "it is running",
     ),
 }
 
@@ -745,7 +747,7 @@ def test_one_that_joins_says_at_once_that_it_does_not_reach_the_driver(tmp_path:
             agent = one.agent(one.driver.joiner(urls=("http://127.0.0.1:1",)))
             line = await asyncio.wait_for(asyncio.to_thread(agent.stderr.readline), PATIENCE_S)
             told = rb"elasticrun join: cannot reach the driver yet: http://127.0.0.1:1: "
-            told += rb"nothing listens there \(connection refused\); trying on for \d+ s\n"
+            told += rb"nothing listens there \(connection refused\); retrying for another \d+ s\n"
             assert re.fullmatch(told, line), line
             assert agent.popen.poll() is None
 
@@ -802,12 +804,12 @@ def test_leaving_by_order(*, joins: bool, tmp_path: Path, monkeypatch: pytest.Mo
             assert [(each.host, each.job, each.connected, each.pid) for each in there.values()] == [
                 (name, job, True, agent.popen.pid)
             ]
-            with pytest.raises(SettingsError, match="no agent of yours for host other runs on this machine"):
+            with pytest.raises(SettingsError, match="cannot find an agent of yours for host other on this machine"):
                 await in_thread(one, "other")
-            with pytest.raises(SettingsError, match="no agent of yours for job other runs on this machine"):
+            with pytest.raises(SettingsError, match="cannot find an agent of yours for job other on this machine"):
                 await in_thread(one, job="other")
             leaving = asyncio.ensure_future(in_thread(one, job=job[:2]))
-            assert (await one.driver.hears(Leaves)).why == "by elasticrun leave"
+            assert (await one.driver.hears(Leaves)).why == "elasticrun leave was run there"
             assert not leaving.done()
             one.driver.tell(Close())
             assert (await agent.ends())[0] == 0
@@ -852,12 +854,12 @@ def test_one_that_has_joined_leaves_at_a_signal_and_ends_at_the_second(tmp_path:
             process = await one.driver.runs()
             agent.popen.send_signal(signal.SIGHUP)
             agent.popen.send_signal(signal.SIGTERM)
-            assert (await one.driver.hears(Leaves)).why == "its agent was sent SIGTERM"
+            assert (await one.driver.hears(Leaves)).why == "its agent received SIGTERM"
             assert process.is_running()
             agent.popen.send_signal(signal.SIGTERM)
             code, text = await agent.ends()
             assert code == 1
-            assert "SIGTERM: it ends" in text
+            assert "SIGTERM: exiting" in text
             await gone([process])
 
     act(main)
@@ -877,7 +879,7 @@ def test_an_agent_ends_what_an_earlier_driver_of_its_job_has_left(tmp_path: Path
             await other.ready(other.driver.bootstrap(job="j"))
             code, text = await orphan.ends()
             assert code == 1
-            assert "another agent of its job has come" in text
+            assert "a newer agent of this job has started on this machine" in text
             await gone([process])
             assert kept.popen.poll() is None, "its driver is there"
             assert stranger.popen.poll() is None, "it is another job's"
@@ -908,7 +910,7 @@ def test_an_agent_without_a_driver_ends_by_order_with_one_it_does_not(
             await gone([process])
             code, text = await agent.ends()
             assert code == 1
-            assert "it was told to end, by elasticrun end: its job has no driver" in text
+            assert "ended by elasticrun end: its job has no driver" in text
             assert await asyncio.to_thread(end_alone, {}, PATIENCE_S) == []
 
     act(main)

@@ -170,7 +170,7 @@ def test_a_driver_in_doubt_is_heard_for_as_long_as_another_is_waited_for(tmp_pat
             one.driver.tell(InDoubt(is_so=True))
             code, text = await agent.ends()
             assert code == 1
-            assert "no other one has come for 5 s" in text
+            assert "no other driver has taken over within 5 s" in text
             await gone([process])
 
     act(main)
@@ -203,6 +203,6 @@ def test_who_cannot_ask_is_told_so_before_it_matters(tmp_path: Path) -> None:
         async with job(tmp_path, etcd=EtcdPlace((nobody(),), "/jobs/a")) as (one, _, _second):
             await one.ready()
             warning = await one.driver.hears(Warning)
-            assert "it cannot be asked from here who drives the job: " in warning.text
+            assert "cannot find out from here which driver has the job: " in warning.text
 
     act(main)

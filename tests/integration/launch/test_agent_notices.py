@@ -44,11 +44,11 @@ def test_a_notice_of_the_cloud_and_advice(tmp_path: Path, monkeypatch: pytest.Mo
         async with scene(tmp_path, spot_notices="aws") as one:
             agent = await one.ready(one.driver.joiner())
             advice = await one.driver.hears(Warning)
-            assert "AWS recommends to replace this spot instance" in advice.text
+            assert "AWS recommends replacing this spot instance" in advice.text
             assert not one.driver.of(Leaves), "advice is no notice"
             spot.left_s = 800.0
             first = await one.driver.hears(Leaves)
-            assert first.why == "AWS takes this spot instance back: it is terminated"
+            assert first.why == "AWS is reclaiming this spot instance: it will be terminated"
             assert first.within_s is not None
             assert 0 < first.within_s <= 800
             # What is left is told again, and is less each time; the advice is not.
@@ -59,7 +59,7 @@ def test_a_notice_of_the_cloud_and_advice(tmp_path: Path, monkeypatch: pytest.Mo
             one.driver.tell(Close())
             code, said = await agent.ends()
             assert code == 0
-            assert "AWS takes this spot instance back: it is terminated, in " in said
+            assert "AWS is reclaiming this spot instance: it will be terminated in " in said
 
     with fake_cloud(spot) as fake:
         monkeypatch.setenv(ENV_AWS, fake.url)
@@ -117,7 +117,7 @@ def test_a_cloud_that_is_not_there_is_told_once(tmp_path: Path, monkeypatch: pyt
         async with scene(tmp_path) as one:
             agent = await one.ready(one.driver.joiner(spot_notices=cloud))
             told = await one.driver.hears(Warning)
-            assert told.text.startswith(f"no notices of {cloud} (--spot-notices): http://")
+            assert told.text.startswith(f"cannot get notices of {cloud} (--spot-notices): http://")
             one.driver.tell(Close())
             assert (await agent.ends())[0] == 0, "its end waits for no endpoint"
             assert len(one.driver.of(Warning)) == 1
@@ -151,7 +151,7 @@ def test_a_signal_means_that_long(tmp_path: Path) -> None:
             agent = await one.ready(one.driver.joiner(grace_s=30.0))
             agent.popen.send_signal(signal.SIGTERM)
             said = await one.driver.hears(Leaves)
-            assert (said.why, said.within_s) == ("its agent was sent SIGTERM", 30.0)
+            assert (said.why, said.within_s) == ("its agent received SIGTERM", 30.0)
             one.driver.tell(Close())
             assert (await agent.ends())[0] == 0
 
@@ -159,7 +159,7 @@ def test_a_signal_means_that_long(tmp_path: Path) -> None:
             agent = await one.ready(one.driver.joiner())
             agent.popen.send_signal(signal.SIGTERM)
             said = await one.driver.hears(Leaves)
-            assert (said.why, said.within_s) == ("its agent was sent SIGTERM", None)
+            assert (said.why, said.within_s) == ("its agent received SIGTERM", None)
             one.driver.tell(Close())
             assert (await agent.ends())[0] == 0
 

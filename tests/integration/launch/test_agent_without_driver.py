@@ -300,7 +300,7 @@ def test_who_never_comes_is_waited_for_as_long_as_was_said(tmp_path: Path) -> No
             code, text = await agent.ends()
             assert asyncio.get_running_loop().time() - began > 6.0
             assert code == 1
-            assert "cannot reach the driver: no other one has come for 7 s" in text
+            assert "cannot reach the driver: no other driver has taken over within 7 s" in text
             await gone([process])
 
     act(main)
@@ -399,7 +399,7 @@ def test_a_later_drivers_refusal_ends_the_workers(tmp_path: Path) -> None:
             await other.listen()
             code, text = await agent.ends()
             assert code == 1
-            assert "does not want this agent back" in text
+            assert "rejected this agent when it reconnected" in text
             await gone([process])
 
     act(main)
@@ -551,7 +551,7 @@ def test_a_new_agent_obeys_no_earlier_driver_than_the_others_of_its_job_here(tmp
             late = one.agent(other.bootstrap("b", job="j", first_s=8.0))
             code, text = await late.ends()
             assert code == 1
-            assert "an earlier driver of the job answers (epoch 3; this agent knows 4)" in text
+            assert "an earlier driver of the job answered (epoch 3; this agent knows epoch 4)" in text
             assert one.driver.link.connected
             # Of another job there may be any.
             third = FakeDriver(tmp_path / "work", epoch=1, driver="another job's")

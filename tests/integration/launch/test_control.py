@@ -72,8 +72,8 @@ def test_an_agent_that_answers_in_other_words_is_named(folder: Path, caplog: pyt
 
         folder.mkdir(mode=0o700)
         async with await asyncio.start_unix_server(answer, folder / "agent-old.sock"):
-            with pytest.raises(SettingsError, match="no agent of yours runs on this machine"):
+            with pytest.raises(SettingsError, match="cannot find an agent of yours on this machine"):
                 await asyncio.to_thread(leave, None, None, 30.0)
 
     asyncio.run(main())
-    assert f"the agent at {folder}/agent-old.sock answers, which may be of another version" in caplog.text
+    assert f"the agent at {folder}/agent-old.sock, which may run another version" in caplog.text

@@ -187,7 +187,7 @@ def test_how_it_ended_is_told(transport: Transport, tmp_path: Path) -> None:
                 ("say cannot reach the driver", "cannot reach the driver", False),
                 ("say python: No module named elastic_driver", "No module named elastic_driver", True),
                 ("chatter", "the last line", False),
-                ("exit 3", "ended with exit code 3 and said nothing", False),
+                ("exit 3", "exited with code 3 without output", False),
             ):
                 child, _ = await standing.dial(transport, do)
                 async with asyncio.timeout(PATIENCE_S):

@@ -275,7 +275,7 @@ def test_one_that_is_cancelled_when_it_has_just_connected_leaves_nothing_behind(
     ("answer", "why"),
     [
         (pack_frame(0, 0, 0, [Message("m", {}).pack()]), ""),
-        (refusal("nobody has this name\n\x1b"), "the driver refuses this agent: nobody has this name??"),
+        (refusal("nobody has this name\n\x1b"), "the driver rejected this agent: nobody has this name??"),
         (b"", "closed"),
     ],
     ids=["frame", "refusal", "nothing"],

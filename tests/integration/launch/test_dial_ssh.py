@@ -148,7 +148,7 @@ def test_a_host_key_that_is_not_known_is_the_configurations_affair(hosts: Namesp
     hosts.known_hosts.write_text("")
     unknown = dial(hosts, "node1")
     assert unknown.permanent
-    assert unknown.reason.startswith("ssh: node1: Host key verification failed (its key is not known here")
+    assert unknown.reason.startswith("ssh: node1: Host key verification failed (its host key is unknown here")
     assert hosts.known_hosts.read_text() == ""
     hosts.configure_ssh("StrictHostKeyChecking accept-new")
     assert f"{HELLO} node1" in dial(hosts, "node1").reason

@@ -313,7 +313,8 @@ def test_a_full_disk_is_reported_once_and_survived(tmp_path: Path, monkeypatch: 
                 assert (await process.wait()).ok
             assert len(one.sink.lines()) == 2
         assert one.warnings == [
-            f"cannot write the output of workers to {folder}/stdout: No space left on device; the job goes on without"
+            f"cannot write the workers' output to {folder}/stdout: No space left on device; the job continues "
+            "without it"
         ]
 
     run("asyncio", main)
@@ -339,7 +340,7 @@ def test_what_others_put_into_the_output_folder_harms_nothing(tmp_path: Path) ->
             assert sorted(one.sink.lines()) == [f"[{rank}]<stdout>:out" for rank in range(4)]
         path = tmp_path / "logs" / "rank.00" / "stdout"
         assert one.warnings == [
-            f"cannot write the output of workers to {path}: it is a symbolic link; the job goes on without"
+            f"cannot write the workers' output to {path}: it is a symbolic link; the job continues without it"
         ]
 
     run("asyncio", main)
@@ -360,7 +361,7 @@ def test_output_may_go_to_a_pipe_that_is_read_until_it_is_not(tmp_path: Path) ->
             process = await one.python("print('x' * 1000000)")
             assert (await process.wait()).ok
         assert len(one.warnings) == 1
-        assert f"{folder}/stdout: its reader does not keep up; the job goes on without" in one.warnings[0]
+        assert f"{folder}/stdout: its reader cannot keep up; the job continues without it" in one.warnings[0]
 
     run("asyncio", main)
     assert b"[0]<stdout>:xxx" in os.read(reader, 1 << 20)
@@ -387,7 +388,9 @@ def test_a_disk_that_hangs_under_the_output_holds_up_neither_loop_nor_end(
         await one.close()
         assert one.sink.lines() == ["[0]<stdout>:out"]
         assert len(one.warnings) == 1
-        assert re.fullmatch(rf"\d+ bytes of output are not in {folder}: the disk does not keep up", one.warnings[0])
+        assert re.fullmatch(
+            rf"\d+ bytes of output are missing from {folder}: the disk could not keep up", one.warnings[0]
+        )
 
     run("asyncio", main)
     thread = next(each for each in threading.enumerate() if each.name == "elasticrun-files")

@@ -109,7 +109,7 @@ def test_ports_are_taken_from_the_range(tmp_path: Path) -> None:
                 port, free = taken.getsockname()[1], spare.getsockname()[1]
                 spare.close()
                 answer = await listens(one, a, listen("a", ports=[port, port]))
-                assert (answer.port, answer.error) == (0, f"no port of {port}-{port} is free")
+                assert (answer.port, answer.error) == (0, f"no port in {port}-{port} is free")
                 # It can look for others, though nobody can look for it.
                 there = await listens(one, b, listen("b", ports=[free, free]))
                 assert there.port == free
@@ -158,10 +158,10 @@ def test_strangers_are_neither_served_nor_counted(tmp_path: Path) -> None:
 
             # And what answers is no agent of that host: another agent, another check's, or somebody else's server.
             answer = await probes(one, a, probe({"c": port}))
-            assert answer.failures == {"c": "what answers there is not that host's agent"}
+            assert answer.failures == {"c": "the process that answers there is not that host's agent"}
             await listens(one, a, listen("a", secret="00" * 32))
             answer = await probes(one, a, probe({"b": port}))
-            assert answer.failures == {"b": "what answers there is not that host's agent"}
+            assert answer.failures == {"b": "the process that answers there is not that host's agent"}
             with socket.create_server((ADDRESS, 0)) as server:
                 answer = await probes(one, a, probe({"b": server.getsockname()[1]}, limit_s=0.5))
                 assert answer.failures == {"b": "no answer within 0.5 s"}
@@ -246,7 +246,7 @@ def test_an_agent_ends_in_the_middle_of_a_check(tmp_path: Path) -> None:
             answer = await probes(one, a, probe({"b": port}, limit_s=1.0))
             assert answer.failures["b"] in (
                 "nothing listens there (connection refused)",
-                "the connection is closed at once",
+                "the connection was closed immediately",
             ), answer
             # With a listener and a probe under way it ends as at any time.
             with socket.create_server((ADDRESS, 0)) as mute:

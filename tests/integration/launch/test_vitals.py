@@ -124,7 +124,7 @@ def test_a_process_at_work_stopped_and_gone() -> None:
         stopped = looks(one, lambda seen: seen.state == "T" and (seen.pulse_s or 0) > 0.6)
         assert looks(one, lambda seen: True).cpu_s == stopped.cpu_s
         told = one.stacks()
-        assert (told.reason, told.state, told.blob) == ("stopped (state T): it cannot tell", "T", b"")
+        assert (told.reason, told.state, told.blob) == ("stopped (state T): it cannot respond", "T", b"")
         one.process.send_signal(signal.SIGCONT)
         looks(one, lambda seen: seen.state != "T" and (seen.pulse_s or 9) < 0.5)
         one.process.kill()
@@ -299,7 +299,7 @@ OUTSIDE = {
         f"import subprocess\nsubprocess.run({SLEEPER}, capture_output=True)",
         "a pipe to its child process ",
     ),
-    "a server": (PEER + "server.recv(1)", "a connection to 127.0.0.1:{port}, of its host"),
+    "a server": (PEER + "server.recv(1)", "a connection to 127.0.0.1:{port} (on the same host)"),
     "with a timeout": (PEER + "server.settimeout(500)\nserver.recv(1)", "a connection to 127.0.0.1:{port}"),
     "select": (PEER + "import select\nselect.select([server], [], [])", "a connection to 127.0.0.1:{port}"),
     "asyncio": (
@@ -430,14 +430,14 @@ def test_who_cannot_tell_is_left_alone() -> None:
         assert one.stacks().blob
         assert one.say() == "sh"
         told = one.stacks()
-        assert (told.reason, told.blob) == ("it runs another program by now", b"")
+        assert (told.reason, told.blob) == ("it has replaced itself with another program", b"")
         assert one.process.poll() is None
         assert looks(one, lambda seen: (seen.pulse_s or 0) > 0.6).pid == one.process.pid
     blocks = "import signal, threading\nsignal.signal(stacks.DUMP_SIGNAL, lambda *_: None)\n"
     with worker(
         "import sys; from elastic_driver.worker.rounds import stacks\n" + blocks + BEGIN + SAY + "input()"
     ) as one:
-        assert "its script has taken the signal" in one.stacks().reason
+        assert "its script handles the signal" in one.stacks().reason
     blocked = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\n"
     with worker(BEGIN + blocked + SAY + "input()") as one:
         assert one.stacks().blob, "a thread of ours takes it"

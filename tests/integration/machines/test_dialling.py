@@ -79,7 +79,7 @@ exec ssh "$1" "$2"
         assert told["reason"].count(f" at {machines[2].ipv4}") == 2, told
         job.wait_for("that neither runs", lambda: not job.agents(machines[2]))
         job.wait_for_steps(4, after=job.mark())
-        assert "the host is kept out of the job" in job.said()
+        assert "the host is excluded from the job" in job.said()
         assert len(job.events("host_ready")) == 3
         # The host of a ticket that nobody else has used is none the worse.
         assert job.workers(machines[1])
@@ -122,7 +122,7 @@ exec ssh "$@"
             lines = [line for host in machines for line in command_lines(host)]
             assert any("elastic_driver.launch.agent" in line for line in lines)
             assert not any("--bootstrap" in line for line in lines)
-            assert "is trusted" not in job.said()
+            assert "can read it" not in job.said()
             job.end()
     assert "--given-within" in (tmp_path / "calls").read_text()
     assert "--bootstrap" not in (tmp_path / "calls").read_text()
@@ -145,7 +145,7 @@ exec ssh -n "$@"
             first, second = (tmp_path / f"calls-{name}").read_text().splitlines()
             assert "--given-within" in first
             assert "--bootstrap" in second
-        assert job.said().count("every user of the job's machines is trusted") == 1
+        assert job.said().count("every user of the job's machines can read it") == 1
         assert job.events("host_unready") == []
         job.end()
 

@@ -66,7 +66,7 @@ def test_a_host_that_joined_is_told_that_it_was_given_up(tmp_path: Path) -> None
         node1.heal()
         job.goes_on(machines.hosts)
         job.ended(workers)
-        assert "has given this agent up: its host was silent for too long" in said.read_text()
+        assert "has given up on this agent: its host was silent for too long" in said.read_text()
         job.end()
         assert joined.wait(60) == 75, "its driver was told to end, and another may come"
 

@@ -35,7 +35,7 @@ def test_agents_are_killed_or_stand_still(tmp_path: Path) -> None:
         at = job.mark()
         job.wait_for_steps(6, after=at)
         assert job.agent(node1) != agent
-        assert lost["reason"].startswith("its agent has gone"), lost
+        assert lost["reason"].startswith("its agent disconnected"), lost
 
         # Stopped: the training needs no agents.
         agent, workers = job.agent(node1), job.workers(node1)

@@ -34,7 +34,7 @@ def test_a_host_that_another_does_not_reach_waits_outside(tmp_path: Path) -> Non
         told = job.wait_for_event("host_unready", host="node2")
         assert not told["permanent"]
         assert f"host node1 cannot reach each other at {node2.ipv4}:420" in told["reason"], told
-        assert told["reason"].endswith("(a firewall, a route or --network-interfaces?)")
+        assert told["reason"].endswith("(check firewalls, routes and --network-interfaces)")
         assert f"host node2 is not ready: {told['reason']}; retrying" in job.said()
         job.wait_for_steps(4, after=job.mark())
         assert {line["size"] for line in job.steps() if line["time"] > at} == {4}

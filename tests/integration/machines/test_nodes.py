@@ -49,7 +49,7 @@ def test_nodes_come_in_any_order_are_lost_and_come_again(tmp_path: Path) -> None
         assert "this node is the driver" in driver.err
         stranger = job.start("stranger", host=node2, env={"ELASTIC_DRIVER_JOIN_TOKEN": "a token of another job"})
         assert stranger.wait() == 2
-        assert "have all nodes the same join token" in stranger.err
+        assert "check that all nodes have the same join token" in stranger.err
 
         # A node is killed, and comes again: behind those that stayed.
         one.signal(signal.SIGKILL)

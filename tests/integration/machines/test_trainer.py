@@ -80,7 +80,7 @@ def test_a_trainjob_with_nothing_but_what_trainer_says(tmp_path: Path) -> None:
         # The second pod is evicted: its grace period counts, and it is not done. Another one takes its place.
         second.signal(signal.SIGTERM)
         assert second.wait() == 128 + signal.SIGTERM
-        assert "its agent was sent SIGTERM; its machine goes away in 30 s" in first.err
+        assert "its agent received SIGTERM; its machine goes away in 30 s" in first.err
         again = job.run(1, "again")
         world = job.wait_for_world("first", "again")
         assert [world[rank]["NODE"] for rank in range(2)] == ["first", "again"]
@@ -156,7 +156,7 @@ def test_a_jobset_whose_pods_join(tmp_path: Path) -> None:
         wait_for_hosts(2, second.name, third.name)
         check_agreement(steps.all())
         assert (
-            f"host {first.name} leaves at the next commit: its agent was sent SIGTERM; its machine goes away in 60 s"
+            f"host {first.name} leaves at the next commit: its agent received SIGTERM; its machine goes away in 60 s"
             in (driver.err)
         )
         driver.signal(signal.SIGTERM)

@@ -83,7 +83,7 @@ class Net:
             case Listen(check, ports=ports):
                 assert ports == [100, 199]
                 full = host in self.full
-                return Listening(check, 0 if full else PORT, "no port of 100-199 is free" if full else "")
+                return Listening(check, 0 if full else PORT, "no port in 100-199 is free" if full else "")
             case Probe(_, number, addresses, ports, burst_bytes):
                 assert addresses.keys() == ports.keys()
                 assert set(ports.values()) == {PORT}

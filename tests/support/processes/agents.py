@@ -194,7 +194,7 @@ class FakeDriver:
             link.returned(message)
         self.comes_of(message)
         if isinstance(message, Bye):
-            link.close("its agent has ended")
+            link.close("its agent has exited")
         self._news.set()
 
     def link_silent(self, link: AgentLink, silent_s: float) -> None:

@@ -90,7 +90,7 @@ def test_one_that_dumps_its_core_while_they_meet_is_not_to_blame_either() -> Non
     for record in job.state.workers:
         job.ready(str(record.worker), backends=THEIRS)
     job.exit("b[0]", -9)
-    job.feed(WorkerDying(worker_id("a[0]"), None, "dumps its core", 0.0, "", ""))
+    job.feed(WorkerDying(worker_id("a[0]"), None, "is dumping core", 0.0, "", ""))
     assert not job.state.blacklist.is_blacklisted("a")
 
 

@@ -155,7 +155,7 @@ class TestWhoLeaves:
 
     def test_one_that_dies_by_itself_is_let_die(self) -> None:
         job = job_of("a:1", "b:1")
-        job.feed(WorkerDying(worker_id("b[0]"), None, "dumps its core", 0.5))
+        job.feed(WorkerDying(worker_id("b[0]"), None, "is dumping core", 0.5))
         assert job.of(WorkerPhase.LEAVING) == ["b[0]"]
         assert due(job, "b", "b[0]") == []
 

@@ -53,8 +53,8 @@ def test_how_a_worker_has_ended() -> None:
         assert seen(killed, first).why_not(host) == "its worker exited with code 1: No module b"
     hung = event("worker_hung", worker="node1[0]#0", reason="silent for 10 s")
     assert seen(hung, killed, first).why_not("node1") == "its worker hangs: silent for 10 s"
-    lost = event("host_lost", host="node1", reason="its agent has gone")
-    assert seen(hung, lost).why_not("node1") == "its agent has gone"
+    lost = event("host_lost", host="node1", reason="its agent disconnected")
+    assert seen(hung, lost).why_not("node1") == "its agent disconnected"
 
 
 def formed(*hosts: str) -> dict[str, Any]:

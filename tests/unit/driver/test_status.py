@@ -106,7 +106,7 @@ def test_a_drained_slot_is_no_drained_host() -> None:
 def test_it_explains_what_only_discovery_knows() -> None:
     world = World()
     assert world.asked()["explain"] == "round 1 runs with 2 workers"
-    world.parts.says = "host c is not ready: its agent has not come yet"
+    world.parts.says = "host c is not ready: its agent has not connected yet"
     assert world.asked()["explain"] == f"round 1 runs with 2 workers; {world.parts.says}"
     for worker in (A, B):
         world.job.exit(str(worker), 0)

@@ -124,7 +124,7 @@ def test_what_comes_of_a_command_is_fed_after_the_others_of_its_step() -> None:
     """A host that is given up is lost at once, with a worker that is being started there."""
 
     async def test(world: SteppedJob) -> None:
-        event = world.comes_of[StartWorker] = WorkerNotStarted(A, "its agent has gone", 0.5, bad_command=False)
+        event = world.comes_of[StartWorker] = WorkerNotStarted(A, "its agent disconnected", 0.5, bad_command=False)
         world.stepper.post(HOSTS)
         assert [command.worker for command in world.of(StartWorker)] == [A, B]
         assert [event for _, event in world.stepper.history] == [HOSTS]

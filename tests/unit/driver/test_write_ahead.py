@@ -235,7 +235,7 @@ def test_of_two_who_look_and_then_act_the_second_sees_what_the_first_has_done() 
 
 def test_what_comes_of_a_command_is_another_write() -> None:
     async def test(world: World) -> None:
-        event = world.comes_of[StartWorker] = WorkerNotStarted(A, "its agent has gone", 0.5, bad_command=False)
+        event = world.comes_of[StartWorker] = WorkerNotStarted(A, "its agent disconnected", 0.5, bad_command=False)
         world.stepper.post(HOSTS)
         world.disk.answers()
         await asyncio.sleep(0)

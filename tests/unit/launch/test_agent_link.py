@@ -272,7 +272,7 @@ def test_an_earlier_drivers_refusal_is_not_obeyed() -> None:
         looked.link.driver = Driver(4, "a")
         answered = looked.link._answered = asyncio.get_running_loop().create_future()
         for word in (Refused("its host was silent for too long", epoch=3), Refused("it has no journal")):
-            with pytest.raises(RendezvousProtocolError, match="an earlier driver of the job answers"):
+            with pytest.raises(RendezvousProtocolError, match="an earlier driver of the job answered"):
                 looked.link._received(looked.line, Frame(0, 0, 0, (word.message(),)))
         assert not answered.done()
 

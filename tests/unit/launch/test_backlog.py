@@ -21,8 +21,8 @@ pytestmark = pytest.mark.unit
 PATIENCE_S = 150.0
 A, B = "a[0]#0", "a[1]#0"
 TOLD = re.compile(
-    rb"(\[\d\]<std(?:out|err)>:)elastic_driver: ([\d,]+) lines? (?:is|are) missing here: nobody took them, and there "
-    rb"was no room to keep more\n"
+    rb"(\[\d\]<std(?:out|err)>:)elastic_driver: ([\d,]+) lines? (?:is|are) missing here: the driver did not accept "
+    rb"them in time, and the buffer was full\n"
 )
 
 

@@ -96,7 +96,7 @@ def test_devices_that_are_chosen(machine: Path) -> None:
     assert chosen("node", 1, machine, visible="3, 0") == [0, 1, 2, 3]
     assert chosen("node", 0, machine, visible="GPU-33") == [12, 13, 14, 15]
     for visible in ("", "7", "MIG-1"):
-        with pytest.raises(ValueError, match="there is no GPU for local rank 0: 4 here"):
+        with pytest.raises(ValueError, match="there is no GPU for local rank 0: this host has 4"):
             chosen("node", 0, machine, visible=visible)
 
 
@@ -107,13 +107,15 @@ def test_devices_of_other_containers_do_not_count(machine: Path) -> None:
 
 
 def test_no_processor_is_left(machine: Path) -> None:
-    with pytest.raises(ValueError, match=r"none of the processors near GPU 0000:ba:00.0 may be used here"):
+    with pytest.raises(ValueError, match=r"no processor near GPU 0000:ba:00.0 is available to this job"):
         chosen("node", 3, machine, allowed=(0,))
 
 
 def test_a_machine_without_gpus(tmp_path: Path) -> None:
     before = os.sched_getaffinity(0)
-    with pytest.raises(LaunchError, match=r"cannot bind workers .*\(--numa-binding node\): there is no GPU"):
+    with pytest.raises(
+        LaunchError, match=r"cannot bind workers .*\(--numa-binding node\): this host has no NVIDIA GPU"
+    ):
         bind(os.getpid(), {ENV_BINDING: "node"}, root=tmp_path)
     bind(os.getpid(), {}, root=tmp_path)
     assert os.sched_getaffinity(0) == before

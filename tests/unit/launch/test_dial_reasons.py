@@ -40,13 +40,13 @@ _TRIED_AGAIN = {
         "ssh: b: kex_exchange_identification: Connection closed by remote host"
     ),
     "Connection to b closed by remote host.": "ssh: Connection to b closed by remote host",
-    "": "ssh: b: ended with exit code 255 and said nothing",
+    "": "ssh: b: exited with code 255 without output",
 }
 _PERMANENT = {
     "root@b: Permission denied (publickey).": "ssh: root@b: Permission denied (publickey)",
     _CHANGED: ("ssh: Host key for b has changed and you have requested strict checking. Host key verification failed"),
     "Host key verification failed.": (
-        "ssh: b: Host key verification failed (its key is not known here: log in once by hand, or see "
+        "ssh: b: Host key verification failed (its host key is unknown here: log in once manually, or see "
         "StrictHostKeyChecking in ssh's configuration)"
     ),
     "/root/.ssh/config: line 3: Bad configuration option: hots\n/root/.ssh/config: terminating, 1 bad "
@@ -104,7 +104,7 @@ def test_what_comes_along_with_every_step_is_no_reason() -> None:
         "srun: error: b: task 0: Exited with exit code 1",
     ]
     assert failure("srun", "b", 1, said) == DialFailure("srun: b: bye")
-    assert failure("srun", "b", 1, said[:1]) == DialFailure("srun: b: ended with exit code 1 and said nothing")
+    assert failure("srun", "b", 1, said[:1]) == DialFailure("srun: b: exited with code 1 without output")
 
 
 def test_a_host_whose_name_is_part_of_another_is_named() -> None:
@@ -112,7 +112,7 @@ def test_a_host_whose_name_is_part_of_another_is_named() -> None:
     assert failure("", "node1", 1, ["cannot reach node1: it is off"]).reason == "cannot reach node1: it is off"
 
 
-@pytest.mark.parametrize(("returncode", "how"), [(-9, "was ended by SIGKILL"), (-40, "was ended by signal 40")])
+@pytest.mark.parametrize(("returncode", "how"), [(-9, "was killed by SIGKILL"), (-40, "was killed by signal 40")])
 def test_a_signal_is_named(returncode: int, how: str) -> None:
     assert failure("srun", "b", returncode, []) == DialFailure(f"srun: b: {how}")
 
@@ -120,7 +120,4 @@ def test_a_signal_is_named(returncode: int, how: str) -> None:
 def test_what_is_to_be_hidden_is() -> None:
     told = failure("rsh", "b", 2, ["unrecognized arguments: --bootstrap eyJ0"], hidden="eyJ0")
     assert told.reason == "rsh: b: unrecognized arguments: --bootstrap ..."
-    assert (
-        failure("rsh", "b", 1, ["+ exec b --bootstrap eyJ0"]).reason
-        == "rsh: b: ended with exit code 1 and said nothing"
-    )
+    assert failure("rsh", "b", 1, ["+ exec b --bootstrap eyJ0"]).reason == "rsh: b: exited with code 1 without output"

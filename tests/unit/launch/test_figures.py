@@ -68,7 +68,7 @@ def test_there_are_only_so_many_names(file: FiguresFile) -> None:
     file.read()
     assert len(file.news()) == MOST_NAMES
     assert file.values["n0"] == 77
-    assert f"there are {MOST_NAMES} names at most" in file.trouble
+    assert f"at most {MOST_NAMES} names are allowed" in file.trouble
 
 
 def test_of_very_many_lines_the_newest_are_read_and_all_is_given_back(file: FiguresFile) -> None:
@@ -89,7 +89,7 @@ def test_an_endless_line_is_no_figure_and_ends_nowhere_else(file: FiguresFile) -
     write(file, b'\n{"loss": 1}\n')
     file.read()
     assert file.news() == {"loss": 1.0}
-    assert "bytes at most" in file.trouble
+    assert "a line may have at most" in file.trouble
 
 
 def test_the_path_does_what_the_descriptor_does_even_where_it_is_opened_anew(file: FiguresFile) -> None:

@@ -100,7 +100,7 @@ def test_two_jobs_with_one_range_never_hold_the_same_port(told: Told) -> None:
         got = {told.hold(1, [base, base + 1]).port, other.hold(1, [base, base + 1]).port}
         assert got == {base, base + 1}
         none = told.hold(2, [base, base + 1])
-        assert (none.port, none.error) == (0, "no port of --port-range is free")
+        assert (none.port, none.error) == (0, "no port in --port-range is free")
     assert told.hold(3, [base, base + 1]).port in (base, base + 1)
 
 

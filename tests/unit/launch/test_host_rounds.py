@@ -195,7 +195,7 @@ def test_the_dead_ask_nothing_and_wait_for_nothing() -> None:
             host.living.discard(worker)
             host.rounds.gone(worker)
         assert (waiting.cancelled(), watching.cancelled()) == (True, True)
-        with pytest.raises(RendezvousClosedError, match="none of this host's living workers"):
+        with pytest.raises(RendezvousClosedError, match="is not a running worker of this host"):
             host.rounds.next_round(ready(DEAD))
         with pytest.raises(RendezvousClosedError):
             host.rounds.watch(WatchRequest(DEAD, 1, 0))

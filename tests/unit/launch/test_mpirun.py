@@ -132,5 +132,5 @@ def test_which_mpirun_it_is(said: str, flavour: Flavour) -> None:
 def test_no_mpirun_or_a_strange_one() -> None:
     with pytest.raises(SettingsError, match="cannot find mpirun on the PATH"):
         find_mpirun({"PATH": "/no/such"})
-    with pytest.raises(SettingsError, match=r"neither Open MPI's nor MPICH's, and says 'a\?'"):
+    with pytest.raises(SettingsError, match=r"neither Open MPI nor MPICH: mpirun --version prints 'a\?'"):
         flavour_of("/bin/mpirun", "a?\nb")

@@ -127,4 +127,4 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert rig.run(Logs(tee=Streams(1)), OUT_0) == [OUT_0[2]]
     assert len(rig.warnings) == 1
-    assert "cannot write the output of workers to" in rig.warnings[0]
+    assert "cannot write the workers' output to" in rig.warnings[0]

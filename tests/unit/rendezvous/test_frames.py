@@ -42,7 +42,7 @@ SAYINGS: tuple[Said, ...] = (
     Start("a[0]#0", ["python", "x.py"], {"A": "b", "ü": "ñ"}, "0", 3),
     KillAll(),
     Output("a[0]#0", "stderr", b"\0\xffline\n" * 3000),
-    Dying("a[0]#0", None, "dumps its core", ["last", "words"]),
+    Dying("a[0]#0", None, "is dumping core", ["last", "words"]),
     Value(3, "scope", "0", b""),
 )
 

@@ -124,7 +124,7 @@ class HorovodFront:
         try:
             variables = dict(await port.open(os.getuid()))
         except OSError as error:
-            self._around.warn(f"worker {worker} cannot be served as one of Horovod's: {in_words(error)}")
+            self._around.warn(f"cannot serve worker {worker} with Horovod's protocol: {in_words(error)}")
             return {}
         self._ports[worker] = port
         if self._looking is None:

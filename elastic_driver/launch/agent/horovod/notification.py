@@ -61,7 +61,7 @@ class Registration:
 
 class _NoClasses(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}")
 
 
 def parse_registration(body: bytes) -> Registration:
@@ -71,15 +71,17 @@ def parse_registration(body: bytes) -> Registration:
         RendezvousProtocolError: it is anything else.
     """
     if len(body) > _MOST_BYTES:
-        raise RendezvousProtocolError(f"cannot read where the worker takes notices: {len(body)} bytes are too many")
+        raise RendezvousProtocolError(
+            f"cannot read the worker's notification address: {len(body)} bytes; at most {_MOST_BYTES} are allowed"
+        )
     try:
         data = base64.b64decode(body, validate=True)
         names = [opcode.name for opcode, _, _ in pickletools.genops(data)]
         strange = set(names) - _OPCODES
         if strange:
-            raise pickle.UnpicklingError(f"it has {', '.join(sorted(strange))}")
+            raise pickle.UnpicklingError(f"it has the opcodes {', '.join(sorted(strange))}")
         if sum(name in _REUSES for name in names) > _MOST_REUSES:
-            raise pickle.UnpicklingError("it uses its parts again and again")
+            raise pickle.UnpicklingError("it reuses its parts too often")
         said = _NoClasses(io.BytesIO(data)).load()
         by_interface, key = said
         ends = (end for ends in by_interface.values() for end in ends)
@@ -95,16 +97,18 @@ def parse_registration(body: bytes) -> Registration:
         RecursionError,
         OverflowError,
     ) as error:
-        raise RendezvousProtocolError(f"cannot read where the worker takes notices: {error}") from None
+        raise RendezvousProtocolError(f"cannot read the worker's notification address: {error}") from None
     if not isinstance(key, bytes) or len(key) not in _KEY_BYTES or not 0 < len(addresses) <= _MOST_ADDRESSES:
-        raise RendezvousProtocolError("cannot read where the worker takes notices: no key, or no addresses")
+        raise RendezvousProtocolError(
+            "cannot read the worker's notification address: its key or its list of addresses is invalid"
+        )
     return Registration(tuple(dict.fromkeys(addresses)), key)
 
 
 def _address(end: Any) -> tuple[str, int]:
     host, port = end
     if not isinstance(host, str) or type(port) is not int or not 0 < port < 1 << 16:
-        raise ValueError("an address is a text and a port")
+        raise ValueError("an address must be a string and a port number")
     return str(ipaddress.IPv4Address(host)), port
 
 
@@ -135,7 +139,9 @@ async def notify(registration: Registration, *, timestamp: float, res: int, own:
                 errors.append(f"{host}:{port}: {in_words(error)}")
             else:
                 return
-    raise RendezvousError(f"the worker takes no notices: {'; '.join(errors) or 'none of its addresses is here'}")
+    raise RendezvousError(
+        f"cannot notify the worker: {'; '.join(errors) or 'none of its addresses is on this machine'}"
+    )
 
 
 async def _ask(host: str, port: int, key: bytes, body: bytes) -> None:
@@ -146,10 +152,10 @@ async def _ask(host: str, port: int, key: bytes, body: bytes) -> None:
         head = await reader.readexactly(_SEAL_BYTES + _LENGTH.size)
         (length,) = _LENGTH.unpack_from(head, _SEAL_BYTES)
         if not 0 <= length <= _MOST_BYTES:
-            raise RendezvousProtocolError(f"an answer of {length} bytes is none")
+            raise RendezvousProtocolError(f"the length of its answer is invalid: {length} bytes")
         answer = await reader.readexactly(length)
         if not hmac.compare_digest(hmac.digest(key, answer, hashlib.sha256), head[:_SEAL_BYTES]):
-            raise RendezvousProtocolError("the answer has not the worker's seal")
+            raise RendezvousProtocolError("the answer is not signed with the worker's key")
     finally:
         writer.close()
 

@@ -45,7 +45,7 @@ def _by_diag(near: tuple[str, int], far: tuple[str, int]) -> int | None:
         answer = diag.recv(8192)
     kind = _HEADER.unpack_from(answer)[1]
     if kind != _DIAG_BY_FAMILY or len(answer) < _UID_AT + _OWNER.size:
-        raise OSError("no such connection, or no such question")
+        raise OSError("no such connection, or the kernel does not support the query")
     uid, inode = _OWNER.unpack_from(answer, _UID_AT)
     return int(uid) if inode else None
 

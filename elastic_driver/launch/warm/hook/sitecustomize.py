@@ -48,7 +48,7 @@ class _Cloner:
         import ctypes
 
         if os.uname().machine not in _CALLS or sys.implementation.name != "cpython":
-            raise _Refused("they are not known to work on " + os.uname().machine)
+            raise _Refused("forking workers is not supported on " + os.uname().machine)
         self._clone, self._set_robust, get_robust, self._ctid_first = _CALLS[os.uname().machine]
         self._c = ctypes.PyDLL(None, use_errno=True)
         self._c.syscall.restype = ctypes.c_long
@@ -57,9 +57,9 @@ class _Cloner:
         # The C library keeps its thread's id here; fork() makes the kernel write the child's to it, and so does this.
         tid = ctypes.c_void_p()
         if self._c.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(tid), 0, 0, 0) or not tid.value:
-            raise _Refused("the kernel does not tell where the C library keeps its thread's id")
+            raise _Refused("the kernel does not report where the C library keeps its thread's id")
         if ctypes.c_int.from_address(tid.value).value != os.getpid():
-            raise _Refused("the C library keeps its thread's id in an unknown way")
+            raise _Refused("the C library keeps its thread's id in an unknown place")
         self._tid = tid.value
         head, size = ctypes.c_void_p(), ctypes.c_size_t()
         self._call(get_robust, 0, ctypes.byref(head), ctypes.byref(size))
@@ -114,7 +114,7 @@ def _show_environ(environment: Mapping[str, str], start: int, end: int) -> None:
 
     data = b"".join(os.fsencode(name) + b"=" + os.fsencode(value) + b"\0" for name, value in environment.items())
     if len(data) > end - start:
-        raise ValueError("the environment has no room")
+        raise ValueError("no room for the environment")
     ctypes.memmove(start, data.ljust(end - start, b"\0"), end - start)
 
 
@@ -164,14 +164,14 @@ def _mend_torch() -> None:
 def _check_alone() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        raise _Refused("importing made a CUDA context, which no fork survives")
+        raise _Refused("importing created a CUDA context, which does not survive a fork")
     for name in os.listdir("/proc/self/fd"):
         try:
             device = os.readlink("/proc/self/fd/" + name)
         except OSError:
             continue
         if device.startswith(("/dev/nvidia", "/dev/dri", "/dev/kfd")):
-            raise _Refused("importing opened " + device + ", which no fork survives")
+            raise _Refused("importing opened " + device + ", which does not survive a fork")
     # OpenBLAS ends its threads before a fork, and starts them again at the first use.
     pid = os.fork()
     if pid == 0:
@@ -179,7 +179,7 @@ def _check_alone() -> None:
     os.waitpid(pid, 0)
     count = len(os.listdir("/proc/self/task"))
     if count > 1:
-        raise _Refused(f"importing started threads ({count - 1} run), which no fork takes along")
+        raise _Refused(f"importing started threads ({count - 1} are running), which a fork does not copy")
 
 
 def _read_all(descriptor: int) -> bytes:

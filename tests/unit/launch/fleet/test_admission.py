@@ -117,7 +117,7 @@ def test_a_ticket_that_a_stranger_has_used_first_is_revoked_when_the_agent_comes
         await rest()
         assert place.fleet.is_up("a")
         await asyncio.sleep(after_s)
-        assert "used by another before" in _refusal(place.dial(identity).says(agent))
+        assert "already been used by another agent" in _refusal(place.dial(identity).says(agent))
         await rest()
         # Neither is in the job, and nobody is dialled there any more.
         assert dial.transport.is_closed
@@ -132,7 +132,7 @@ def test_a_ticket_that_a_stranger_has_used_first_is_revoked_when_the_agent_comes
         assert place.listener.useless, "there is no other host"
         # The stranger's own key is of no use either.
         again = place.dial(Identity(Role.AGENT, number=stranger.agent))
-        assert "given this agent up" in _refusal(again.says(hello(agent=stranger.agent, resumes=True)))
+        assert "given up on this agent" in _refusal(again.says(hello(agent=stranger.agent, resumes=True)))
         # Nor does the host come back under the same name.
         await place.fleet.want([])
         await place.fleet.want(["a"])
@@ -149,7 +149,7 @@ def test_a_second_use_after_the_start_limit_is_rejected_and_harms_nobody() -> No
         await rest()
         await asyncio.sleep(61)
         for _ in range(3):
-            assert "used by another before" in _refusal(place.dial(identity).says(_hello(pid=66)))
+            assert "already been used by another agent" in _refusal(place.dial(identity).says(_hello(pid=66)))
         await rest()
         assert place.fleet.is_up("a")
         assert place.listener.unready == []
@@ -181,7 +181,7 @@ def test_a_ticket_is_used_again_in_vain_once_the_host_is_not_wanted() -> None:
         first = place.cut_off(identity)
         await place.fleet.want([])
         await rest()
-        assert "not wanted any more" in _refusal(place.dial(identity).says(first))
+        assert "no longer wanted" in _refusal(place.dial(identity).says(first))
 
     on_place(main)
 
@@ -191,10 +191,10 @@ def test_a_number_alone_makes_no_retry() -> None:
         identity = await _wants(place, "a")
         first = _hello()
         place.dial(identity).says(first)
-        assert "used by another before" in _refusal(place.dial(identity).says(_hello(agent=first.agent)))
+        assert "already been used by another agent" in _refusal(place.dial(identity).says(_hello(agent=first.agent)))
         assert not place.fleet.is_up("a")
         # Who was revoked has no retry.
-        assert "used by another before" in _refusal(place.dial(identity).says(first))
+        assert "already been used by another agent" in _refusal(place.dial(identity).says(first))
 
     on_place(main)
 
@@ -224,7 +224,7 @@ def test_who_was_given_up_is_told_so() -> None:
         assert link is not None
         link.lose("a test")
         again = place.dial(Identity(Role.AGENT, number=first.agent))
-        assert "given this agent up" in _refusal(again.says(hello(agent=first.agent, resumes=True)))
+        assert "given up on this agent" in _refusal(again.says(hello(agent=first.agent, resumes=True)))
 
     on_place(main)
 
@@ -236,10 +236,10 @@ def test_nobody_resumes_as_somebody_else() -> None:
         place.dial().says(two)
         for identity in (JOINER, Identity(Role.AGENT, number=two.agent)):
             answer = place.dial(identity).says(hello(agent=one.agent, resumes=True))
-            assert "given this agent up" in _refusal(answer)
+            assert "given up on this agent" in _refusal(answer)
         # Nor begins anew with a key that is for coming back.
         anew = place.dial(Identity(Role.AGENT, number=two.agent)).says(_hello(host="x"))
-        assert "good for nothing" in _refusal(anew)
+        assert "no longer valid" in _refusal(anew)
 
     on_place(main)
 
@@ -253,7 +253,7 @@ def test_nobody_who_knows_a_number_begins_anew_in_its_place(is_given_up: bool) -
         if is_given_up:
             place.fleet.known(first.agent).lose("a test")  # type: ignore[union-attr]
         thief = place.dial()
-        assert "an agent of this number already" in _refusal(thief.says(_hello(agent=first.agent, host="k")))
+        assert "already has an agent with this id" in _refusal(thief.says(_hello(agent=first.agent, host="k")))
         assert place.tickets.key_of(Identity(Role.AGENT, number=first.agent)) == bytes.fromhex(first.key)
         assert isinstance(place.dial().says(first), Welcome)
         assert place.fleet.joined() == (Host("j", 2),)
@@ -266,7 +266,7 @@ def test_an_agent_of_another_version_is_told_so_whatever_else_its_hello_says() -
         later = Message("hello", {"protocol": 99, "version": "9.9", "agent": {"uuid": "x"}})
         dial = place.dial()
         said = _refusal(dial.says(later))
-        assert said.startswith("this agent has elastic_driver 9.9 (protocol 99), the driver ")
+        assert said.startswith("this agent runs elastic_driver 9.9 (protocol 99), the driver runs ")
         assert said.endswith("install the same version on both")
         assert dial.transport.is_closed
         rubbish = place.dial()
@@ -281,9 +281,9 @@ def test_an_agent_of_another_version_is_told_so_whatever_else_its_hello_says() -
     [
         ({"version": "0.0.1"}, "install the same version on both"),
         ({"protocol": 99}, "protocol 99"),
-        ({"slots": 0}, "has no slots"),
-        ({"host": "a b"}, "is no name for a host"),
-        ({"host": "", "machine": "\ud800"}, "'?' is no name for a host"),
+        ({"slots": 0}, "offers no slots"),
+        ({"host": "a b"}, "is not a valid host name"),
+        ({"host": "", "machine": "\ud800"}, "'?' is not a valid host name"),
     ],
     ids=["version", "protocol", "slots", "name", "machine"],
 )
@@ -302,7 +302,7 @@ def test_who_does_not_fit_is_told_why(more: dict[str, Any], why: str) -> None:
     [
         ({"slots": 5_000_000}, "host j has 5000000 slots: at most 4096 are allowed"),
         ({"slots": 1 << 62}, "at most 4096 are allowed"),
-        ({"host": "h" * 256}, "is no name for a host"),
+        ({"host": "h" * 256}, "is not a valid host name"),
         ({"cores": 0}, "host j has 0 cores: 1 to 65536 are allowed"),
         ({"cores": 1 << 62}, "1 to 65536 are allowed"),
         ({"node_rank": 1 << 62}, "has node rank 4611686018427387904: -1 to 65535 are allowed"),
@@ -402,7 +402,7 @@ def test_a_resuming_agent_that_has_seen_what_was_never_said_is_cut_and_lost() ->
 def test_a_ticket_from_another_place_is_refused_and_stays_good() -> None:
     async def main(place: Place) -> None:
         ticket = place.tickets.issue("a", 60, frozenset({"10.9.9.9"}))
-        assert "or not from " in _refusal(place.dial(ticket.identity).says(_hello()))
+        assert "or not valid from " in _refusal(place.dial(ticket.identity).says(_hello()))
         assert place.tickets.take(ticket.identity, User("1", b"", "10.9.9.9", 1)) == ticket
 
     on_place(main)
@@ -447,7 +447,7 @@ ALIKE = {"--rdzv-id": "one", "--nnodes": "2:3", "the command": "python train.py"
         (ALIKE, ALIKE | {"--nnodes": "2"}, "node j has --nnodes 2, and the job 2:3"),
         (ALIKE, ALIKE | {"--rdzv-id": "x" * 999}, f"node j has --rdzv-id {'x' * 300}, and the job one"),
         (ALIKE, {"new": "x"}, "node j has --rdzv-id (nothing), and the job one"),
-        (None, ALIKE, "node j was started as one of several (--nnodes), and the job it has come to was"),
+        (None, ALIKE, "node j was started as one of several (--nnodes), but the job that it tried to join was"),
         (None, {}, ""),
     ],
 )

@@ -196,7 +196,7 @@ def test_a_second_order_is_watched_like_the_first() -> None:
         await asyncio.sleep(4)
         owner.kill(B)
         await asyncio.sleep(AGENT_TIMEOUT_S + 1.5)
-        assert owner.lost == ["its agent does not kill worker a[1]: it was stopped, or its machine stands still"]
+        assert owner.lost == ["its agent did not kill worker a[1]: it is stopped, or its machine hangs"]
 
     run_virtually(main)
 
@@ -547,7 +547,7 @@ def test_an_agent_that_is_away_is_told_nothing_and_not_lost_by_a_connection_that
         assert again.heard() == [WarmUp()], "and not what was ordered before"
         await asyncio.sleep(100)
         assert due == []
-        with pytest.raises(RendezvousProtocolError, match="has obeyed this driver already"):
+        with pytest.raises(RendezvousProtocolError, match="has already obeyed this driver"):
             link.begin_anew()
         again.hang_up()
         await asyncio.sleep(2)
@@ -561,7 +561,7 @@ def test_an_agent_that_is_back_and_says_nothing_is_lost() -> None:
         owner, link, due = away()
         FakeAgent(link)
         await asyncio.sleep(AGENT_TIMEOUT_S + 1.5)
-        assert owner.lost == ["its agent does not say what it knows: it was stopped, or its machine stands still"]
+        assert owner.lost == ["its agent did not report its state: it is stopped, or its machine hangs"]
         await asyncio.sleep(100)
         assert due == []
 

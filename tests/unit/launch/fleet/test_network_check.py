@@ -82,7 +82,7 @@ def test_a_host_that_another_cannot_reach_is_barred_and_tried_again() -> None:
             await net.until_up("abd")
             expected = (
                 f"host a cannot reach it at 10.0.0.3:{PORT}: no answer within 3 s "
-                "(a firewall, a route or --network-interfaces?)"
+                "(check firewalls, routes and --network-interfaces)"
             )
             assert [(host, each.reason, each.permanent) for host, each in fleet.listener.unready] == [
                 ("c", expected, False)
@@ -111,7 +111,7 @@ def test_a_host_that_another_cannot_reach_is_barred_and_tried_again() -> None:
             {("a", "c"), ("c", "a")},
             f"it and host a cannot reach each other at 10.0.0.3:{PORT} and 10.0.0.1:{PORT}: no answer",
         ),
-        ({("a", "c"), ("b", "c")}, "(a firewall, a route or --network-interfaces?); nor 1 more"),
+        ({("a", "c"), ("b", "c")}, "(check firewalls, routes and --network-interfaces); the same for 1 more host"),
     ],
 )
 def test_what_is_told_of_who_cannot_reach_whom(broken: set[tuple[str, str]], text: str) -> None:
@@ -242,7 +242,7 @@ def test_a_newcomer_whose_agent_is_stopped_is_barred_in_time() -> None:
             await net.has("a", "b", "c")
             await net.until_up("ac", within_s=LIMIT_S)
             assert [(host, each.reason) for host, each in fleet.listener.unready] == [
-                ("b", "its agent has not answered within 3 s")
+                ("b", "its agent did not answer within 3 s")
             ]
             net.mute = set()
             await net.until_up("abc", within_s=LIMIT_S)
@@ -369,7 +369,7 @@ def test_ports_that_are_all_taken() -> None:
             ((host, failure),) = fleet.listener.unready
             assert (host, failure.reason) == (
                 "b",
-                "it cannot listen on 10.0.0.2 for the other hosts: no port of 100-199 is free",
+                "it cannot listen on 10.0.0.2 for the other hosts: no port in 100-199 is free",
             )
             # Workers of a host in use may have its ports. It looks for the newcomer all the same.
             net.full = {"a"}

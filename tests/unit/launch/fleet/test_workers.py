@@ -154,7 +154,7 @@ def test_a_worker_is_started_by_the_agent_that_has_a_host_after_a_broken_connect
 def test_no_worker_starts_on_a_host_without_an_agent() -> None:
     async def main(fleet: FakeFleet) -> None:
         await fleet.order(A)
-        why = f"LaunchError: cannot start worker {A}: its host has no agent any more"
+        why = f"LaunchError: cannot start worker {A}: its host no longer has an agent"
         assert fleet.story.told == [("not started", A, why)]
 
     on_fleet(main)
@@ -325,7 +325,7 @@ def test_an_agent_that_is_stopped_before_it_has_started_a_worker_is_lost() -> No
         await asyncio.sleep(AGENT_TIMEOUT_S + 1.1)
         (told,) = fleet.story.told
         assert told[:2] == ("not started", A)
-        assert "its agent does not start worker" in told[2]
+        assert "its agent did not start worker" in told[2]
 
     on_fleet(main)
 
@@ -339,7 +339,7 @@ def test_an_agent_that_is_stopped_does_not_stop_its_worker() -> None:
         assert fleet.listener.lost == []
         await asyncio.sleep(1.5)
         ((host, why),) = fleet.listener.lost
-        assert (host, why.partition(":")[0]) == ("a", f"its agent does not stop worker {A} within 5 s")
+        assert (host, why.partition(":")[0]) == ("a", f"its agent did not stop worker {A} within 5 s")
         assert fleet.story.told[1:] == [("lost", A, why)]
 
     on_fleet(main)
@@ -463,7 +463,7 @@ def test_who_waits_for_an_agent_that_is_lost_is_not_started() -> None:
         fleet.workers.stop(worker)
         await asyncio.sleep(5)
         assert fleet.story.of(worker) == ["not started"]
-        assert fleet.story.told[0][2].endswith("its host has no agent any more")
+        assert fleet.story.told[0][2].endswith("its host no longer has an agent")
         assert agent.of(Start) == agent.of(Stop) == []
         assert not fleet.workers._workers
 
@@ -588,7 +588,7 @@ def test_an_agent_that_is_stopped_does_not_kill_its_worker(spares: bool) -> None
             agent.say(Spared(A.key))
         await asyncio.sleep(AGENT_TIMEOUT_S + 1.5)
         whys = [why.partition(":")[0] for _, why in fleet.listener.lost]
-        assert whys == ([] if spares else [f"its agent does not kill worker {A}"])
+        assert whys == ([] if spares else [f"its agent did not kill worker {A}"])
 
     on_fleet(main)
 
@@ -760,7 +760,7 @@ def test_a_host_whose_agent_is_gone_holds_no_port() -> None:
         (b,) = await fleet.has("b")
         await fleet.order(A, B, hosts=("a", "b"))
         assert fleet.story.of(A) == ["not started"]
-        assert "host a has no agent any more" in fleet.story.told[0][2]
+        assert "host a no longer has an agent" in fleet.story.told[0][2]
         assert len(b.of(Start)) == 1
 
     on_fleet(main)
@@ -794,7 +794,7 @@ def test_an_agent_that_is_lost_or_stopped_holds_no_port() -> None:
         assert fleet.story.told == [("not started", A, "LaunchError: cannot hold a port for rank 0: cut off")]
         await fleet.order(B, hosts=("b", "a"))
         await asyncio.sleep(AGENT_TIMEOUT_S + 1.1)
-        assert "its agent does not hold a port for generation 2" in fleet.story.told[1][2]
+        assert "its agent did not hold a port for generation 2" in fleet.story.told[1][2]
 
     on_fleet(main)
 
@@ -857,7 +857,7 @@ def test_a_bug_of_the_listener_reaches_the_net_and_loses_no_process(where: str) 
         fleet.story.fails_at = where
         await runs(fleet, agent)
         if where == "dying":
-            agent.say(Dying(A.key, None, "dumps its core", []))
+            agent.say(Dying(A.key, None, "is dumping core", []))
         if where == "exited":
             agent.say(Exited(A.key, 1, []))
         await rest()

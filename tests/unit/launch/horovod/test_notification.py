@@ -79,7 +79,7 @@ def test_no_class_is_made_and_nothing_is_called(tmp_path: Path, protocol: int) -
         ({"lo": [("127.0.0.1", 12j)]}, KEY),
         (ADDRESSES, KEY, len),
     ):
-        with pytest.raises(RendezvousProtocolError, match="cannot read where the worker takes notices"):
+        with pytest.raises(RendezvousProtocolError, match="cannot read the worker's notification address"):
             parse_registration(said(what, protocol))
     assert not path.exists()
 
@@ -115,7 +115,7 @@ def test_no_class_is_made_and_nothing_is_called(tmp_path: Path, protocol: int) -
     ],
 )
 def test_rubbish_is_refused(body: bytes) -> None:
-    with pytest.raises(RendezvousProtocolError, match="cannot read where the worker takes notices"):
+    with pytest.raises(RendezvousProtocolError, match="cannot read the worker's notification address"):
         parse_registration(body)
 
 
@@ -173,7 +173,7 @@ def test_a_service_as_horovods_is_takes_a_notice() -> None:
 def test_nobody_elsewhere_is_connected_to() -> None:
     with (
         contextlib.closing(NotificationService("lo")) as service,
-        pytest.raises(RendezvousError, match="none of its addresses is here"),
+        pytest.raises(RendezvousError, match="none of its addresses is on this machine"),
     ):
         asyncio.run(tell(parse_registration(service.registration()), own=("10.0.0.1",)))
     assert service.notices == []
@@ -217,7 +217,7 @@ async def service(answer: bytes | None) -> AsyncIterator[Registration]:
 def test_an_answer_without_the_seal_is_none(answer: bytes) -> None:
     async def main() -> None:
         async with service(answer) as registration:
-            with pytest.raises(RendezvousError, match="the worker takes no notices"):
+            with pytest.raises(RendezvousError, match="cannot notify the worker"):
                 await tell(registration)
 
     asyncio.run(main())

@@ -40,7 +40,7 @@ def lists_for_ever() -> bytes:
 )
 def test_a_small_one_costs_little(data: bytes) -> None:
     """It is refused before anything is built of it, which would take for ever."""
-    with pytest.raises(RendezvousProtocolError, match="it uses its parts again and again"):
+    with pytest.raises(RendezvousProtocolError, match="it reuses its parts too often"):
         parse_registration(base64.b64encode(data))
 
 
