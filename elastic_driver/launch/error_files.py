@@ -60,7 +60,7 @@ class ErrorFiles:
 
 def _new_folder() -> tuple[Path, int]:
     """Make a folder. Returns it, and the descriptor that holds its lock. Raises OSError."""
-    # Locked before it has its name, so that nobody finds it unlocked.
+    # Locked before it has its name, so that no process finds it unlocked.
     new = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
     lock = -1
     try:

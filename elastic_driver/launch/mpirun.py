@@ -105,7 +105,7 @@ def call_of(
         flavour: its kind.
         environ: of the ranks; mpirun is started in it.
         names: the variables to pass to other machines.
-        is_root: whether the user is root, for whom Open MPI starts nothing unless told to.
+        is_root: whether the user is root, for whom Open MPI starts nothing unless a flag allows it.
 
     Raises:
         SettingsError: this mpirun does not support the settings.

@@ -37,7 +37,7 @@ class Screen(Protocol):
         """Show whole lines, prefix and newline included."""
 
     def bar(self, worker: WorkerId, bar: Bar | None) -> None:
-        """Show the newest state of a worker's progress bar; without data its stream has no bar any more.
+        """Show the newest state of a worker's progress bar; empty data: its stream no longer has a bar.
 
         None: the worker has no bar at all.
         """
@@ -66,7 +66,7 @@ class OutputFiles:
         width: digits of R.
         logs: keeps output, too, and selects what the screen shows; None without such options.
         keeping: counts the output written to files; None to count none.
-        is_shown: returns whether the screen already shows a stream of a worker, as it was written; None for none.
+        is_shown: returns whether the screen already shows a stream of a worker, as written; None if it shows none.
         warn: called with one-line warnings about failures that do not end the job. Default: the log.
     """
 

@@ -85,7 +85,7 @@ class OutputSink(Protocol):
         """Receive whole lines, prefix and newline included."""
 
     def bar(self, worker: WorkerId, bar: Bar) -> None:
-        """Receive the newest state of a line that the worker redraws; the last one also comes as an ordinary line."""
+        """Receive the newest state of a line that the worker redraws; the last one also arrives as an ordinary line."""
 
     def end(self, worker: WorkerId) -> None:
         """Receive nothing more from this worker."""

@@ -1,1 +1,1 @@
-"""The agent: one process per host that starts and supervises the host's workers, and speaks for them to the driver."""
+"""The agent: one process per host that starts and supervises the host's workers, and represents them to the driver."""

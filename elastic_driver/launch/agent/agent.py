@@ -104,7 +104,7 @@ class How(StrEnum):
     LOST = "lost"  # agent and driver have lost contact
     TOO_LATE = "too late"  # the job was over before the driver had admitted the agent
     REFUSED = "refused"  # the driver rejects it
-    STRANGE = "strange"  # whatever answers is not its driver, or does not recognise the agent
+    STRANGE = "strange"  # whatever answers is not its driver, or does not recognize the agent
     NOT_MET = "not met"  # no driver was reachable
     FAILED = "failed"  # anything else: it was ordered to end at once, or has an internal error
 
@@ -116,8 +116,8 @@ class End:
     Attributes:
         how: the kind of end.
         code: its exit code.
-        why: the message for standard error; "" for none.
-        again: whether it starts anew, as another agent.
+        why: the message for standard error; "" if there is none.
+        again: whether to start over, as another agent.
         job: the id of its driver's job; "" if no driver had admitted it.
     """
 
@@ -130,7 +130,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """What an agent takes from its own host, if that is a node of a job of nodes.
+    """What an agent takes from its own host, if this host is a node of a job of nodes.
 
     Attributes:
         environ: returns a worker's whole environment, given the variables that the driver sets.
@@ -153,8 +153,7 @@ def run_agent(bootstrap: Bootstrap) -> int:
 
     Returns:
         The exit code: 0 when the driver has ended it, 75 when the driver was preempted, 2 when the driver never
-            admitted
-        it, else 1.
+            admitted it, else 1.
     """
     with warnings_told(partial(_warn, who=_who_says(bootstrap))):
         while True:
@@ -173,7 +172,7 @@ def attend(bootstrap: Bootstrap, home: Home) -> End:
         home: what it takes from its own host.
 
     Returns:
-        Its end, not yet reported to anybody. The code is 0 when the job has succeeded, or the node has left by
+        Its end, not yet reported. The code is 0 when the job has succeeded, or the node has left by
         elasticrun leave; 128 plus its number after a signal; 2 when the agent was never admitted, else 1.
     """
     with warnings_told(partial(_warn, who=_who_says(bootstrap))):
@@ -202,7 +201,7 @@ class Agent:
 
     Args:
         bootstrap: what this agent was given.
-        home: what it takes from its own host; None if that is not a node of a job of nodes.
+        home: what it takes from its own host; None if this host is not a node of a job of nodes.
     """
 
     def __init__(self, bootstrap: Bootstrap, home: Home | None = None) -> None:
@@ -233,7 +232,7 @@ class Agent:
         self._closing = False
         self._leaving = ""  # why it has to leave; "" if it need not
         self._gone_at = math.inf  # when this machine will be gone, as far as known; the loop's clock
-        self._signal = 0  # the signal that has asked it to leave; 0 for none
+        self._signal = 0  # the signal that has asked it to leave; 0 if there was none
         self._ended: asyncio.Future[End] = self._loop.create_future()
         self._vitals: VitalsWatch | None = None  # from the welcome on
         self._stacks = StackTaker(self, self._send, self._tasks)
@@ -294,7 +293,7 @@ class Agent:
     # --- events from the driver (LinkOwner) ------------------------------------------------------------------------
 
     def not_welcomed_yet(self, why: str, left_s: float) -> None:
-        """Report the failed first try, unless the driver has dialled this agent: it reports that itself."""
+        """Report the failed first try, unless the driver has dialled this agent: the driver reports that itself."""
         if self._home is not None:
             self._home.waits(why)
         elif self._bootstrap.slots:
@@ -378,7 +377,7 @@ class Agent:
         self._rounds.alone()
 
     def cannot_ask(self, why: str) -> None:
-        """Warn that nothing reachable from here can say which driver has the job."""
+        """Warn that nothing reachable from here knows which driver has the job."""
         self._warn(
             f"cannot find out from here which driver has the job: {why}; if the machine of the present "
             "driver is lost, the workers on this host are killed after --agent-timeout"
@@ -491,7 +490,7 @@ class Agent:
             self._workers.watch_threads(worker, pid, thread)
 
     def pid(self, worker: WorkerId) -> int | None:
-        """Return the PID of the worker's process; None when none runs."""
+        """Return the PID of the worker's process; None if it is not running."""
         return None if self._workers is None else self._workers.pid(worker)
 
     def watched(self) -> list[tuple[WorkerId, int, VitalsPage | None]]:
@@ -541,7 +540,7 @@ class Agent:
         name = number.name
         is_node = self._home is not None
         if (number == signal.SIGHUP and not is_node) or (number == signal.SIGINT and not self._bootstrap.slots):
-            return  # the process that started this agent is ending; the driver will say when the job is over
+            return  # the process that started this agent is ending; the driver will report when the job is over
         if self._workers is None or self._signal or not self._bootstrap.slots:
             self._end(End(How.FAILED, 128 + number if is_node else 1, f"{name}: exiting"))
             return
@@ -650,7 +649,7 @@ class Agent:
 
 
 def _who_says(bootstrap: Bootstrap) -> str:
-    """Return the prefix of the agent's lines: the command that a person has typed, if one has."""
+    """Return the prefix of the agent's lines: the command that the user typed, if any."""
     return "elasticrun join" if bootstrap.slots and not bootstrap.alike else "elastic_driver agent"
 
 

@@ -122,7 +122,7 @@ class _File:
         self.size = self.done = 0
 
     def append(self, pieces: Iterable[_Piece]) -> None:
-        """Append all, or nothing that counts. Raises OSError."""
+        """Append all pieces, or none of them. Raises OSError."""
         rest = memoryview(b"".join(piece.packed() for piece in pieces))
         at = self.size
         while rest:

@@ -14,7 +14,7 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.agent_messages import Redrawn
 from elastic_driver.words import NO_BARS, Bar, is_chosen, may_be_shown
 
-# Of one state, prefix included: more than a row of a terminal with colours.
+# Of one state, prefix included: more than a row of a terminal with colors.
 _LONGEST_BAR = 2000
 _CUT_ESCAPE = re.compile(rb"\x1b[^A-Za-z]{0,32}\Z")
 
@@ -29,7 +29,7 @@ class BarScreen(Protocol):
     bars: str
 
     def bar(self, worker: WorkerId, bar: Bar | None) -> None:
-        """Show a worker's newest state. Without data its stream has no bar any more; None: the worker has none."""
+        """Show a worker's newest state. Empty data: its stream no longer has a bar; None: the worker has none."""
 
 
 class BarsOfWorkers:
@@ -39,7 +39,7 @@ class BarsOfWorkers:
         send: sends the driver a state.
         has_room: returns whether nothing else waits for the driver, and it reads at once: data in flight delays
             ordinary output.
-        screen: this machine's; None for none.
+        screen: this machine's; None if it shows no bars.
         shown: whose bars the driver shows.
     """
 
@@ -54,7 +54,7 @@ class BarsOfWorkers:
         self._owed: dict[tuple[WorkerId, str], Bar] = {}  # the newest for which there was no room
 
     def are_watched(self, label: str) -> bool:
-        """Return whether anybody is shown the bars of a worker with this label."""
+        """Return whether the bars of a worker with this label are shown anywhere."""
         here = NO_BARS if self._screen is None else self._screen.bars
         # On this machine there are few, whatever their ranks.
         return may_be_shown(label, self._shown) or is_chosen(label, here)
@@ -106,7 +106,7 @@ class BarsOfWorkers:
 
 
 def _cut(bar: Bar) -> Bar:
-    """Cut a state to what a row can show, without half a character or half a colour code at its end."""
+    """Cut a state to what a row can show, without half a character or half a color code at its end."""
     if len(bar.data) <= _LONGEST_BAR:
         return bar
     text = bar.data[: _LONGEST_BAR - 1].decode(errors="ignore").encode()

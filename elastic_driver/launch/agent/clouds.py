@@ -63,7 +63,7 @@ class Notice:
     Attributes:
         key: identifies the notice; the same notice, seen again, has the same key.
         why: in words, "AWS ...".
-        within_s: the seconds left; None if the cloud does not say.
+        within_s: the seconds left; None if the cloud does not report them.
     """
 
     key: str
@@ -95,7 +95,7 @@ class Endpoint(Protocol):
         """
 
     def close(self) -> None:
-        """Close its connections. It must not be asked any more."""
+        """Close its connections. It must not be used afterwards."""
 
 
 def endpoint_of(cloud: Cloud, environ: Mapping[str, str] = os.environ) -> Endpoint:
@@ -116,7 +116,7 @@ def endpoint_of(cloud: Cloud, environ: Mapping[str, str] = os.environ) -> Endpoi
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """An answer; ``date``: when it was given, by the endpoint's clock, if it says so."""
+    """An answer; ``date``: its time by the endpoint's clock, if the answer has one."""
 
     status: int
     text: str

@@ -1,4 +1,4 @@
-"""What an agent sends a driver that has taken the job over: all of its state, and the events that nobody has persisted.
+"""What an agent sends a driver that has taken the job over: all of its state, and the events not yet persisted.
 
 Owns the choice and the order. The state of a job records what was decided; only a host's agent can report what has
 become of it there (docs/decisions/0044-a-driver-that-may-die.md).

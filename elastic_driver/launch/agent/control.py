@@ -214,7 +214,7 @@ def leave(
     why: str = "elasticrun leave was run there",
     within_s: float | None = None,
 ) -> str:
-    """Make an agent of this machine leave its job. Blocks until its last worker has ended and it has said goodbye.
+    """Make an agent of this machine leave its job. Blocks until its last worker has ended and it has sent its goodbye.
 
     Args:
         host: its host's name in the job; None for any.

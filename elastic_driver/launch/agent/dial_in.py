@@ -66,7 +66,7 @@ async def dial_in(
 
     Raises:
         OSError: there is no connection, or it broke.
-        StrangerError: the peer is not the driver, or does not recognise this agent.
+        StrangerError: the peer is not the driver, or does not recognize this agent.
         WrongTokenError: it is the driver, and has another key.
     """
     loop = asyncio.get_running_loop()
@@ -108,7 +108,7 @@ async def dial_in(
         return await met
     except BaseException:
         if not met.cancel() and not met.cancelled():
-            met.exception()  # nobody waits for it any more
+            met.exception()  # it is no longer awaited
         if layer is not None and layer.is_connected:
             layer.abort()  # uvloop does not notify it if the connect is cancelled once made
         elif transport is not None:
@@ -164,7 +164,7 @@ class _Dialler(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the request, or on one machine the name."""
         self._transport = cast("asyncio.Transport", transport)
-        if self._met.done():  # nobody waits for it any more
+        if self._met.done():  # it is no longer awaited
             self._transport.abort()
             return
         name = str(self._credential.identity)

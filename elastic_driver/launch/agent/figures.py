@@ -42,7 +42,7 @@ class FiguresFile:
     Attributes:
         descriptor: the one that the process inherits.
         values: the newest value of each name.
-        trouble: the first line without valid figures, and why; "" for none.
+        trouble: the first line without valid figures, and why; "" if there is none.
 
     Raises:
         OSError: no file is available.
@@ -85,7 +85,7 @@ class FiguresFile:
         """Read the new lines.
 
         Args:
-            to_its_end: whether to read a last line without a newline, too: nobody will complete it.
+            to_its_end: whether to read a last line without a newline, too: it will not be completed.
         """
         if self.descriptor < 0:
             return
@@ -94,7 +94,7 @@ class FiguresFile:
             size = now.st_size
             if size == self._read_to and now.st_mtime_ns == self._changed_ns:
                 return
-            if size <= self._read_to or self._is_other():  # somebody has opened it as "w"
+            if size <= self._read_to or self._is_other():  # a process has opened it as "w"
                 self._read_to = self._freed_to = 0
             begin = max(self._read_to, size - MOST_READ)
             data = os.pread(self.descriptor, size - begin, begin)

@@ -1,4 +1,4 @@
-"""The rounds on one host: answers the requests of its workers with what the driver says.
+"""The rounds on one host: answers the requests of its workers as the driver decides.
 
 Owns the pending requests for a round or a notice, the last answer to each, and the heartbeats not yet reported to the
 driver. Decides nothing: what workers report is forwarded to the driver, and its messages become their answers; state
@@ -108,7 +108,7 @@ class HostRounds:
         self._asked: dict[WorkerId, NextRoundRequest] = {}  # each worker's unanswered request
         self._placed: dict[WorkerId, RoundAssignment] = {}
         self._running: dict[WorkerId, RunningReport] = {}  # each worker's last report in the present round
-        self._breaks = ""  # how the first member here that failed in the present round ended; "" for none
+        self._breaks = ""  # how the first member here that failed in the present round ended; "" if none failed
         self._watching: dict[WorkerId, asyncio.Future[Notice]] = {}
         self._notice = Notice(0, 0, NoticeKind.NONE, "")
         self._version = 0  # version of a driver's last notice, the one of the job's end excepted
@@ -146,7 +146,7 @@ class HostRounds:
         """Mark a worker as READY, and park its request until the driver has answered.
 
         Raises:
-            RendezvousClosedError: there is no such worker any more.
+            RendezvousClosedError: the worker no longer runs.
         """
         worker = request.worker
         self._check(worker)
@@ -174,7 +174,7 @@ class HostRounds:
 
         Raises:
             StaleRoundError: the round has passed.
-            RendezvousClosedError: there is no such worker any more.
+            RendezvousClosedError: the worker no longer runs.
         """
         worker = request.worker
         if request.round_id != self._round_id:

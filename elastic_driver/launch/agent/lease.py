@@ -82,7 +82,7 @@ class Lease:
         return self.waits and self._now() >= since + max(self.driver_timeout_s, self.timeout_s)
 
     def begin(self, timeout_s: float, driver_timeout_s: float) -> None:
-        """Begin anew with the limits from the welcome of a driver."""
+        """Start over with the limits from the welcome of a driver."""
         self.timeout_s, self.driver_timeout_s = timeout_s, driver_timeout_s
         self._now = self._boot_clock if self.waits else self._clock
         self._ahead_s = self._was_ahead_s = self._now() - self._clock()
@@ -107,13 +107,13 @@ class Lease:
         self._heard_at = max(self._heard_at, at + (ahead_s if at >= self._awake_since else self._was_ahead_s))
 
     def doubts(self, silent_s: float, *, says_so: bool) -> None:
-        """Record since when the driver may have lost the job. To be called again and again.
+        """Record since when the driver may have lost the job. To be called repeatedly.
 
-        A driver that was stopped says so soon after it continues, without knowing since when.
+        A driver that was stopped reports it soon after it continues, without knowing since when.
 
         Args:
             silent_s: how long nothing has arrived from it, though its machine acknowledges, seconds.
-            says_so: whether it reports itself that it is in doubt.
+            says_so: whether the driver itself reports that it is in doubt.
         """
         now = self._now()
         if silent_s > STUCK_S:

@@ -66,7 +66,7 @@ _MAX_PAUSE_ALONE_S = 0.25
 _TRY_S = 10.0
 # A driver that is only just starting may not listen yet.
 _LEAST_FIRST_S = 10.0
-# A peer that does not recognise this agent will not do so later; but an earlier program may still hold the port.
+# A peer that does not recognize this agent will not do so later; but an earlier program may still hold the port.
 _STRANGER_S = 2.0
 # Three heartbeats: from then on another connection is dialled at each check of a silent one.
 _BESIDE_S = 1.5
@@ -241,7 +241,7 @@ class DriverLink:
         self.channel.send(message.message(), lasts=message.lasts)
 
     async def keep(self) -> None:
-        """Dial in, and again whenever the connection breaks. Runs until it is cancelled.
+        """Dial in, and again whenever the connection breaks. Runs until it is canceled.
 
         Raises:
             RefusedError: the driver has rejected this agent.
@@ -287,7 +287,7 @@ class DriverLink:
     # --- dialling --------------------------------------------------------------------------------------------------
 
     async def _ask_whether_it_is_gone(self) -> None:
-        """Renew the lease as long as the driver's machine reports that no driver runs. Runs until it is cancelled.
+        """Renew the lease as long as the driver's machine reports that no driver runs. Runs until it is canceled.
 
         Separate from the dialling, which also tries the other URLs and may take longer than a lease.
         """
@@ -307,7 +307,7 @@ class DriverLink:
         self._following = None if whereabouts is None else self._loop.create_task(self._follow(whereabouts))
 
     async def _follow(self, whereabouts: Whereabouts) -> None:
-        """Ask which driver has the job whenever the driver is silent or in doubt itself. Runs until it is cancelled.
+        """Ask which driver has the job whenever the driver is silent or in doubt itself. Runs until it is canceled.
 
         Asks once while all is well, too, so that an agent that cannot ask is warned before it matters.
         """
@@ -620,9 +620,9 @@ class DriverLink:
 
 
 async def _is_another_jobs(bootstrap: Bootstrap, urls: Sequence[str], credential: Credential) -> bool:
-    """Return whether a driver answers that has the job's secret but does not recognise this agent.
+    """Return whether a driver answers that has the job's secret but does not recognize this agent.
 
-    Only a joiner can tell, since it has a secret that drivers share. It then need not wait for its lease to end before
+    Only a joiner can know, since it has a secret that drivers share. It then need not wait for its lease to end before
     it joins the driver that a cluster has restarted at the same address. A node has to find out which driver has the
     job.
     """

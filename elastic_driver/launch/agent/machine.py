@@ -1,4 +1,4 @@
-"""Facts about its machine that an agent reports. Reads the system, and keeps nothing."""
+"""Facts about this machine that an agent reports. Reads the system, and keeps nothing."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class Probes:
                 with contextlib.suppress(OSError, EOFError, RendezvousProtocolError):  # includes TimeoutError
                     await _answer(check, reader, writer)
         except asyncio.CancelledError:
-            pass  # the check is over; nobody awaits this task
+            pass  # the check is over; this task is not awaited
         finally:
             check.serving.discard(task)
             writer.transport.abort()

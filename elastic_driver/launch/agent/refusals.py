@@ -1,7 +1,7 @@
 """Whether the driver's machine reports that no driver runs: it refuses a connection to the port of the driver.
 
 An agent must not mistake a cut network for a dead driver: a living driver continues without a host that is cut off. So
-only the machine's own answer counts, the TCP reset of a port at which nobody listens. An ICMP message may come from
+only the machine's own answer counts, the TCP reset of a port on which no process listens. An ICMP message may come from
 anything on the way, such as a firewall or a Service without endpoints, and a broken connection is no answer at all.
 """
 
@@ -26,7 +26,7 @@ _TELLS_SINCE = (5, 8)
 
 
 async def refuses(url: str, address: str) -> bool:
-    """Return whether the driver's own machine reports that nobody listens there. Blocks for some seconds at most.
+    """Return whether the driver's own machine reports that no process listens there. Blocks for some seconds at most.
 
     Args:
         url: of the driver, ``https://host:port`` or ``unix:/path``.

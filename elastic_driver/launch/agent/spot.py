@@ -92,7 +92,7 @@ class SpotWatch:
                     was_told = False
                 failures, has_answered = 0, True
                 self._take(seen)
-                # Machines of one job that start together must not ask together for ever.
+                # Machines of one job that start together must not ask together forever.
                 self._closing.wait(_PAUSE_S[self._cloud] * random.uniform(0.9, 1.1))
 
     def _take(self, seen: Seen) -> None:

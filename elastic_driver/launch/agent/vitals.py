@@ -1,7 +1,7 @@
 """The vitals of this host's workers: looks at each of them at intervals, and reports to the driver.
 
 Owns when it looks, what it reads in /proc, and what was last reported to the driver. A worker's own statements are on
-its page (vitals_page.py); what the kernel knows of its process comes from here. Blames nobody, and ends nobody.
+its page (vitals_page.py); what the kernel knows of its process comes from here. Judges no worker, and ends none.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _Process:
             written_bytes: what it has written because its stacks were requested.
             dumps: how often they were requested, and how often that was over.
             others: returns the processes of the job's other workers here.
-            table: returns all processes, for a closer look if it stands still; None for none now.
+            table: returns all processes, for a closer look if it stands still; None to skip that now.
         """
         of_status, of_stat = proc.lines(f"/proc/{self.pid}/status"), proc.stat(self.pid)
         if len(of_stat) < 13:

@@ -40,7 +40,7 @@ class PageFacts:
     """The content of a worker's page. Fields as in :class:`~elastic_driver.vitals.Vitals`.
 
     Attributes:
-        dump_signal: the signal that makes it write its stacks; 0 for none.
+        dump_signal: the signal that makes it write its stacks; 0 if there is none.
     """
 
     pid: int

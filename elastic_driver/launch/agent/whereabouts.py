@@ -33,7 +33,7 @@ class Whereabouts:
         self._client: EtcdClient | None = None
 
     async def ask(self, *, again: bool = False) -> DriverThere | None:
-        """Return the driver that has the job; None for none.
+        """Return the driver that has the job, or None.
 
         Args:
             again: whether the next question follows soon; else no connection stays open.

@@ -222,7 +222,7 @@ class HostWorkers:
             process.watch_threads(pid, thread)
 
     def pid(self, worker: WorkerId) -> int | None:
-        """Return the PID of its process; None when none runs."""
+        """Return the PID of its process; None if it is not running."""
         process = self._process(worker)
         return None if process is None else process.pid
 
@@ -341,7 +341,7 @@ class HostWorkers:
         return self._backlog is None or self._backlog.is_empty
 
     def drop_output(self) -> None:
-        """Drop the output kept here: nobody is left to receive it."""
+        """Drop the output kept here: nothing is left to receive it."""
         if self._backlog is not None:
             self._backlog.close()
 
@@ -586,7 +586,7 @@ def _signal_of(number: int) -> signal.Signals:
 
 
 def _enter(welcome: Welcome) -> str:
-    """Take on the workers' folder and umask. Returns why that is impossible; "" if it is not."""
+    """Switch to the workers' folder and umask. Returns the error message; "" on success."""
     if welcome.umask >= 0:
         os.umask(welcome.umask)
     try:

@@ -19,7 +19,7 @@ class AnywhereDialler:
 
     Args:
         here: starts those of this machine.
-        elsewhere: starts all others; None if they come by themselves.
+        elsewhere: starts all others; None if they join by themselves.
         is_here: returns whether a name means this machine. May block.
         is_ambiguous: returns whether a name means a different machine on each machine.
     """

@@ -22,7 +22,7 @@ from elastic_driver.launch.words import CommandNotFoundError
 KEPT_LINES = 20
 KEPT_BYTES = 4096
 _READ_BYTES = 65536
-# As much as a pipe holds; a process left behind may write for ever.
+# As much as a pipe holds; a process left behind may write forever.
 _LAST_READS = 16
 
 Explain = Callable[[int, list[str]], DialFailure]
@@ -162,7 +162,7 @@ def _start(
 
 
 def _undo(starting: asyncio.Future[Spawned]) -> None:
-    """End a command whose start nobody waits for any more."""
+    """End a command whose start is no longer awaited."""
     if starting.cancelled() or starting.exception() is not None:
         return
     starting.result().end()

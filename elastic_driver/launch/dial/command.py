@@ -20,8 +20,8 @@ from elastic_driver.launch.dial.reasons import failure
 from elastic_driver.rendezvous.agent_messages import NOTHING_GIVEN, NOTHING_GIVEN_WHY, Bootstrap
 
 BootstrapOn = Literal["stdin", "command"]
-"""How the agent gets its bootstrap: on its standard input, or as a word of its command line. Others can read that there
-and in logs, so the bootstrap must be valid for one use only.
+"""How the agent gets its bootstrap: on its standard input, or as a word of its command line. Others can read a command
+line, there and in logs, so the bootstrap must be valid for one use only.
 """
 
 

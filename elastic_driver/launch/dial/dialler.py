@@ -19,7 +19,7 @@ class DialFailure:
 
     Attributes:
         reason: one line, in the words of the failing program: "ssh: connect to host b port 22: Connection refused".
-        permanent: whether another try cannot help until somebody changes something: permission denied, a changed host
+        permanent: whether another try cannot help until a user changes something: permission denied, a changed host
             key, no Python.
     """
 

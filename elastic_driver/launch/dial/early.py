@@ -33,7 +33,7 @@ class EarlyAgent:
             self._spawned = spawn(local_command(module), local_environment(), with_group=True, more=more)
 
     def take(self) -> Spawned | None:
-        """Hand the process over to the caller; None if there is none any more."""
+        """Hand the process over to the caller; None if it is no longer available."""
         spawned, self._spawned = self._spawned, None
         return spawned
 

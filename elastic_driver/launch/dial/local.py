@@ -1,7 +1,7 @@
 """An agent on this machine, as a child process.
 
 Owns its start. It dies with this process, even while stopped: see :mod:`elastic_driver.launch.dial.child`. If the job
-has a journal, it does not: another driver may come, and the agent waits for it (decision 44).
+has a journal, it does not: another driver may take over, and the agent waits for it (decision 44).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastic_driver.launch.dial.here import AGENT, local_environment, shared_std
 from elastic_driver.launch.dial.reasons import failure
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 
-# An agent that has said goodbye still removes its socket, and answers orders there. One that has not received the
+# An agent that has sent its goodbye still removes its socket, and answers orders there. One that has not received the
 # order, or hangs, is killed.
 _GRACE_S = 1.0
 

@@ -25,7 +25,7 @@ _NOISE = re.compile(
     r"|srun: cluster configuration lacks support for cpu binding$"
     r"|command terminated with (non-zero )?exit code"
 )
-# Reasons that somebody has to remove first: a key, a file, an installation.
+# Causes that a user has to fix first: a key, a file, an installation.
 _PERMANENT = re.compile(
     r"Permission denied \("  # ssh: it accepts no key, and no agent of the user's
     r"|Too many authentication failures"

@@ -63,7 +63,7 @@ class Addresses:
     def for_all(self, hostname: str) -> str:
         """Return where all present and future other hosts reach a host; "" means the driver's own machine.
 
-        Loopback if the host has no other address: then no other can come.
+        Loopback if the host has no other address: then no other host can join.
 
         Raises:
             LaunchError: the host no longer has an agent.

@@ -114,7 +114,7 @@ class Admission:
     """Makes the protocols to which the server hands over the connections of agents.
 
     Args:
-        tickets: which agents may come.
+        tickets: which agents may connect.
         welcome_facts: for all agents.
         host: admits them.
         keeper: persists them.
@@ -145,7 +145,7 @@ class Admission:
         return arrival.connection
 
     def abandon(self) -> None:
-        """Cut off all newcomers from now on, without a message: they find the driver that has the job."""
+        """Cut off all new agents from now on, without a message: they will find the driver that has the job."""
         self._is_abandoned = True
         for arrival in tuple(self._arrivals):
             arrival.connection.abort("the job continues without this driver")

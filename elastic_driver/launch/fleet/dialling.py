@@ -69,7 +69,7 @@ class DiallingListener(Protocol):
         """Called when another try can help on none of the wanted hosts."""
 
     def command_ended(self, host: str) -> None:
-        """Called when the command that started the host's agent has ended, after the agent had come."""
+        """Called when the command that started the host's agent has ended, after the agent had connected."""
 
     def warn(self, text: str) -> None:
         """Warn the user."""
@@ -83,7 +83,7 @@ class Dialling:
         reach: how agents reach the driver.
         names: knows which host is this machine.
         local: starts agents on this machine.
-        remote: starts agents on other machines; None if they come by themselves.
+        remote: starts agents on other machines; None if they join by themselves.
         changes: counts the events of hosts that have no agent yet.
         tasks: runs the tries; an error in one ends the job.
         listener: receives the events.
@@ -123,7 +123,7 @@ class Dialling:
         self._warned_of_tickets = False
 
     def take_over(self, revoked: Iterable[RevokedKept]) -> None:
-        """Restore the hosts that the earlier driver has kept out. To be called before anything else."""
+        """Restore the hosts that the earlier driver has excluded. To be called before anything else."""
         self._revoked = {each.host: DialFailure(each.why, permanent=True) for each in revoked}
 
     def __contains__(self, host: str) -> bool:
@@ -160,7 +160,7 @@ class Dialling:
         self._former.discard(dialled)
 
     def came(self, host: str) -> None:
-        """Record that the host has an agent, whether dialled or come by itself."""
+        """Record that the host has an agent, whether dialled or joined by itself."""
         self._told.pop(host, None)
         self._hopeless.discard(host)
         if host in self._hosts:
@@ -177,14 +177,14 @@ class Dialling:
             self._hosts[host].turned_away(why)
 
     def bar(self, host: str, failure: DialFailure) -> None:
-        """Keep this host out for as long as the job lasts."""
+        """Exclude this host for the rest of the job."""
         self._revoked[host] = failure
         self.keeper.keep(RevokedKept(host, failure.reason))
         if host in self._hosts:
             self._hosts[host].bar(failure)
 
     def is_first_try(self, host: str) -> bool:
-        """Return whether an agent may come there soon: no try has failed yet."""
+        """Return whether an agent may connect from there soon: no try has failed yet."""
         dialled = self._hosts.get(host)
         return dialled is not None and dialled.dials and not dialled.tries
 
@@ -205,7 +205,7 @@ class Dialling:
         await asyncio.gather(*(dialled.close() for dialled in (*self._hosts.values(), *self._former)))
 
     def abandon(self) -> None:
-        """Give the agents up to another driver: :meth:`close` ends none of their commands."""
+        """Leave the agents to another driver: :meth:`close` ends none of their commands."""
         for dialled in (*self._hosts.values(), *self._former):
             dialled.abandon()
 
@@ -259,7 +259,7 @@ class _DialledHost:
 
     Args:
         host: its name in the job; for the driver's own machine the first name used.
-        dialler: starts agents there; None if they come by themselves.
+        dialler: starts agents there; None if they join by themselves.
         dialling: its owner, notified of its tries.
 
     Attributes:
@@ -293,7 +293,7 @@ class _DialledHost:
         self._task = self._dialling.tasks.start(self._keep(self._dialler))
 
     def came(self) -> None:
-        """Record that the host has an agent, whether dialled or come by itself."""
+        """Record that the host has an agent, whether dialled or joined by itself."""
         self._gone.clear()
         self._came.set()
         self.failure, self.tries = None, 0
@@ -335,7 +335,7 @@ class _DialledHost:
         while True:
             failure = None
             async with self._dialling.side_by_side:  # a login also uses the driver's processors
-                if not self._came.is_set():  # none has come by itself meanwhile
+                if not self._came.is_set():  # no agent has joined by itself meanwhile
                     failure = await self._dial(dialler)
             if failure is None or self._came.is_set():
                 self.failure, self.tries, pause_s = None, 0, _FIRST_PAUSE_S

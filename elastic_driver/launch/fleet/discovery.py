@@ -17,7 +17,7 @@ from elastic_driver.hosts import Departure, Host
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.kept import NOTHING, FleetFact, Keeper, MachineKept
 
-# The agent of the driver's own machine takes about 0.2 s to come; until then there would be no hosts at all.
+# The agent of the driver's own machine takes about 0.2 s to connect; until then there would be no hosts at all.
 _SETTLE_S = 5.0
 
 

@@ -95,7 +95,7 @@ class Part(Protocol):
     """A part of the driver that exchanges messages with agents about one subject."""
 
     def came(self, link: AgentLink) -> None:
-        """Called when an agent has come."""
+        """Called when an agent has connected."""
 
     def lost(self, link: AgentLink, why: str) -> None:
         """Called when an agent is lost."""
@@ -126,14 +126,14 @@ class Fleet:
         addresses_of: returns the addresses to which a name resolves. May block.
         address: returns where a host's workers listen, given its agent and its address by route. Raises SettingsError.
         tasks: runs background tasks.
-        check: the network check before a host is used; None for none.
+        check: the network check before a host is used; None if there is none.
         keeper: persists the agents, and whatever else a later driver needs to know of them.
         clock: the job's time, seconds; None for that of the running loop.
 
     Attributes:
         changes: of the present hosts, and of the reasons why others are missing.
         keepings, counts_from: see LinkOwner; the former is to be set before any agent dials in.
-        returning: the agents of an earlier driver that have to come back.
+        returning: the agents of an earlier driver that have to reconnect.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Fleet:
             link.send(self._over)
 
     def abandon(self) -> None:
-        """Give the agents up to another driver: cut their connections, and send them nothing."""
+        """Leave the agents to another driver: cut their connections, and send them nothing."""
         self._closing = True
         for link in self.links():
             link.abandon()
@@ -260,14 +260,14 @@ class Fleet:
         return self._roster.joined_hosts(self._is_usable)
 
     def node_rank(self, name: str) -> float:
-        """Return the node rank that this host was given; infinite if none."""
+        """Return the node rank that this host was given; infinite if it has none."""
         return self._roster.node_rank(name)
 
     def _is_usable(self, link: AgentLink) -> bool:
         return not (link.is_away or self._roster.is_ending(link)) and (self._check is None or self._check.admits(link))
 
     def remark(self) -> str:
-        """Return which hosts have no agent yet, and why; "" for none."""
+        """Return which hosts have no agent yet, and why; "" if all have one."""
         waits = self._dialling.remarks(self._roster.hosts) + ([] if self._check is None else self._check.remarks())
         more = f"; and {len(waits) - 3} more hosts" if len(waits) > 3 else ""
         return "; ".join(waits[:3]) + more
@@ -338,7 +338,7 @@ class Fleet:
         self.changes.report()
 
     def job_over(self, exit_code: int, why: str, *, preempted: bool = False) -> None:
-        """Set what agents that are ended from now on are told of the job's end. See Close."""
+        """Set the job's end as reported to agents that are ended from now on. See Close."""
         self._over = Close(exit_code, why, preempted)
 
     async def close(self) -> None:
@@ -362,7 +362,7 @@ class Fleet:
     # --- for the admission (Host) ----------------------------------------------------------------------------------
 
     def known(self, agent: str) -> AgentLink | None:
-        """Return an agent of the job by its id; None for none."""
+        """Return an agent of the job by its id, or None."""
         return self._roster.agents.get(agent)
 
     def arrives(self, facts: AgentFacts) -> AgentLink:

@@ -92,7 +92,7 @@ class TicketKept:
 
 @dataclass(frozen=True, slots=True)
 class RevokedKept:
-    """A host that is kept out for as long as the job lasts, since its ticket was used twice; ``why`` for the user."""
+    """A host that is excluded for the rest of the job, since its ticket was used twice; ``why`` for the user."""
 
     host: str
     why: str

@@ -14,7 +14,7 @@ A verdict is needed only when a connection is gone, or nothing is acknowledged o
 Long before the second verdict, after ``host_timeout_s`` of such silence, the owner is notified that the agent is
 silent, and may give it up (:meth:`AgentLink.give_up`); it is also notified when the agent is heard from again.
 
-A lost agent that comes back is told so, and ends its workers.
+A lost agent that reconnects is notified of that, and ends its workers.
 
 Its messages are acknowledged at once, and confirmed as persisted when all of their effects would outlive this process:
 then the agent forgets them. If no driver can take over, all are confirmed at once.
@@ -59,7 +59,7 @@ class LinkOwner(Protocol):
     Attributes:
         keepings: persist the effects of the messages, as far as that takes a while.
         counts_from: since when an agent's silence counts, in the loop's time; infinite while it does not. While this
-            driver is not sure to have the job, agents may have gone to another one, or may be told that no driver has
+            driver is not sure to have the job, agents may have switched to another one, or may learn that no driver has
             it, and keep their workers for that reason.
     """
 
@@ -109,7 +109,7 @@ class AgentFacts:
 
 
 class _Limit:
-    """A call after some time. A late one waits anew: this process was stopped, and has not read what arrived."""
+    """A call after some time. A late one waits again: this process was stopped, and has not read what arrived."""
 
     def __init__(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -138,12 +138,12 @@ class AgentLink:
         owner: receives its messages and events.
         agent_timeout_s: see Bootstrap.
         host_timeout_s: how long nothing may be heard and acknowledged before the owner is notified, seconds.
-        is_away: whether it is an agent of an earlier driver, and has to come back.
+        is_away: whether it is an agent of an earlier driver, and has to reconnect.
 
     Attributes:
         facts: as given.
         is_away: as given, until it is back.
-        levels: the state that it reported when it came back; None if it was started under this driver.
+        levels: the state that it reported when it reconnected; None if it was started under this driver.
         is_lost: whether the verdict has been given.
         is_silent: whether its owner was notified that it is silent, and not yet that it is heard from again.
         is_doubted: likewise, for being in doubt.

@@ -82,7 +82,7 @@ def neighbours(hosts: Sequence[str], most: int) -> dict[str, list[str]]:
 
 
 def matchings(hosts: Sequence[str], newcomers: Collection[str], most: int) -> list[list[Link]]:
-    """Pair hosts to be measured, turn by turn: no host is in two links of a turn, and no link comes twice.
+    """Pair hosts to be measured, turn by turn: no host is in two links of a turn, and no link appears twice.
 
     The turns of a round-robin tournament, without links between two hosts that are not newcomers. Each newcomer has a
     partner in nearly each turn; up to ``most`` hosts have all their links measured.

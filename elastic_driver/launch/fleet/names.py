@@ -30,7 +30,7 @@ class HostNames:
     async def look_up(self, names: Sequence[str]) -> None:
         """Find out which of all listed names mean this machine. Blocks until that is known.
 
-        Names of other machines that are not listed any more are forgotten: they may mean another machine next time.
+        Names of other machines that are no longer listed are forgotten: they may mean another machine next time.
         """
         loop = asyncio.get_running_loop()
         new = [name for name in names if name not in self._local]

@@ -3,7 +3,7 @@
 Each newcomer and the hosts in use probe whether they reach each other where workers will listen, and how fast. Owns the
 messages to and from the agents, and which hosts are admitted. The results are judged in
 :mod:`elastic_driver.launch.fleet.link_figures`; the agents' part is in :mod:`elastic_driver.launch.agent.probes`. Used
-on the event loop only. Hosts that come together are checked together:
+on the event loop only. Hosts that arrive together are checked together:
 
     gather    while others are being dialled for the first time, for GATHER_S at most
     listen    all listen on a port that workers could have                                           LISTEN_S at most

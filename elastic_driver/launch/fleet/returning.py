@@ -77,7 +77,7 @@ class Returning:
         return [link for link in self._roster.agents.values() if link.is_away]
 
     async def all_back(self) -> None:
-        """Wait until none is away any more. Before that no host is dialled or dropped."""
+        """Wait until all agents are back. Before that no host is dialled or dropped."""
         while self.away():
             await self._changes.wait(self._changes.count)
 

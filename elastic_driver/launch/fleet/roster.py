@@ -1,7 +1,7 @@
 """The roster: the agents that are not lost, and the host of each of them.
 
 Owns which agent a name means, and whether another may have that name; and persists the present agents for a later
-driver. What follows when an agent comes or is lost is up to the fleet (:mod:`elastic_driver.launch.fleet.fleet`). Used
+driver. What follows when an agent joins or is lost is up to the fleet (:mod:`elastic_driver.launch.fleet.fleet`). Used
 on the event loop only.
 """
 
@@ -24,7 +24,7 @@ class Roster:
 
     Args:
         names: of hosts.
-        reserved: a name that no node gets, since the driver's own host has it; "" for none.
+        reserved: a name that no node gets, since the driver's own host has it; "" if there is none.
         keeper: persists the agents.
 
     Attributes:
@@ -64,7 +64,7 @@ class Roster:
         return [link for link in self.agents.values() if not link.is_silent and link.silent_s >= least_s]
 
     def node_rank(self, hostname: str) -> float:
-        """Return the node rank that this host was given; infinite if none."""
+        """Return the node rank that this host was given; infinite if it has none."""
         link = self.link_of(hostname)
         return math.inf if link is None or link.facts.hello.node_rank < 0 else link.facts.hello.node_rank
 
@@ -99,7 +99,7 @@ class Roster:
     # --- names -----------------------------------------------------------------------------------------------------
 
     def check_id(self, facts: AgentFacts) -> None:
-        """Reject a second agent with one id, except one that has missed its welcome and says hello again, as a new one.
+        """Reject a second agent with one id, except one that missed its welcome and sends hello again, as a new one.
 
         Raises:
             RefusedError: the job has an agent with this id.
@@ -128,7 +128,7 @@ class Roster:
         Several nodes may be on one machine, or share a machine's name.
         """
         names = itertools.chain((name,), (f"{name}-{number}" for number in itertools.count(2)))
-        # The driver's own host has its name even before its agent has come.
+        # The driver's own host has its name even before its agent has connected.
         return next(
             each for each in names if each != self._reserved and not any(map(self._is_present, self._holders(each)))
         )

@@ -19,7 +19,7 @@ class SilenceListener(Protocol):
         """Called when nothing is heard from the host."""
 
     def host_heard(self, host: str) -> None:
-        """Called when the host is heard from again, or starts anew."""
+        """Called when the host is heard from again, or starts over."""
 
 
 class Silences:

@@ -30,7 +30,7 @@ from elastic_driver.system.terminal import Terminal
 # Limit of bytes in flight to a worker or waiting for room in its input: as much as a pipe holds.
 _AHEAD_BYTES = 64 << 10
 _READ_BYTES = 16 << 10
-# The kernel does not notify a process that it has come to the foreground.
+# The kernel does not notify a process that it is in the foreground now.
 _LOOK_S = 0.5
 # After a Ctrl-C that its agent has not answered for so long, the next one is not left to the agent.
 _ANSWERS_S = 1.0
@@ -77,7 +77,7 @@ class StandardInput:
     """Forwards the driver's standard input to one worker. Used on the event loop, except for :meth:`close`.
 
     Args:
-        rank: the rank whose worker gets it; None for none.
+        rank: the rank whose worker gets it, or None.
         screen: shows the output on a worker's terminal; None for no worker's.
         shows: returns whether the screen shows a stream of a worker at all.
         only_here: whether an input that is not a terminal is only given to a worker on this machine, which reads it
@@ -170,7 +170,7 @@ class StandardInput:
                 self._follow()
             case Shown(_, data) if self._screen is not None and holder.kind == "terminal":
                 self._screen.show(data)
-            case Interrupted() if holder.kind == "terminal":  # else nobody can have pressed it there
+            case Interrupted() if holder.kind == "terminal":  # else it cannot have been pressed there
                 self._interrupt()
             case _:
                 pass

@@ -77,7 +77,7 @@ class HostsToCheck:
         return not all(map(self._listener().is_left_out, self._names_of(link)))
 
     def admitted(self) -> None:
-        """Wake those that wait for more usable hosts."""
+        """Wake all that wait for more usable hosts."""
         self.changes.report()
 
     def checked(self, report: Checked) -> None:

@@ -51,7 +51,7 @@ class Warming:
         return not self._prepared[link.agent]
 
     def has_workers(self, link: AgentLink) -> None:
-        """Record that a worker is started there: its host need not be prepared any more."""
+        """Record that a worker is started there: its host no longer needs to be prepared."""
         self._prepared.setdefault(link.agent, True)
 
     def warm_up(self) -> None:

@@ -40,7 +40,7 @@ class Worker:
 
     Attributes:
         id: the worker's id.
-        rank: for which it is started; -1 for none.
+        rank: for which it is started; -1 if there is none.
         label: what stands in the prefix of its output: its current rank.
         phase: its phase.
         link: to the agent that starts it, and whose reports about it are accepted; None while it waits.

@@ -70,7 +70,7 @@ class Hosts(Agents, Protocol):
 
     @property
     def changes(self) -> Changes:
-        """Changes of the agents: one has come, is lost, or is connected again."""
+        """Changes of the agents: one has connected, is lost, or has reconnected."""
 
     def idle(self, link: AgentLink) -> None:
         """Called when the last worker of this agent has ended."""
@@ -145,7 +145,7 @@ class Workers:
         }
 
     def pid(self, worker: WorkerId) -> int | None:
-        """Return its PID; None when none runs."""
+        """Return its PID; None if it is not running."""
         one = self._workers.get(worker)
         return one.pid if one is not None and one.phase is Phase.RUNS else None
 
@@ -158,7 +158,7 @@ class Workers:
     def start(
         self, order: StartWorker, job: JobAddress, round_id: int, resets: int = 0, *, restarted: bool = False
     ) -> None:
-        """Start a worker of this job, while this round runs (0 for none), after so many unplanned resets.
+        """Start a worker of this job, while this round runs (0 if none does), after so many unplanned resets.
 
         Args:
             order: the worker and its place. No other start has had its name.
@@ -363,7 +363,7 @@ class Workers:
         """Send this signal to the process of each running worker, but not to its children.
 
         A signal that would end a process without a handler (all except SIGQUIT, which is meant to) is sent only to
-        processes that handle it: not to one whose script has not come so far yet.
+        processes that handle it: a script may not have installed its handler yet.
         """
         for link in self._agents.links():
             link.send(PassOn(int(number)))
@@ -406,7 +406,7 @@ class Workers:
                     await self._have_ended.wait()
 
     def abandon(self) -> None:
-        """Give the workers up to another driver: nobody waits for their ends any more."""
+        """Leave the workers to another driver: their ends are no longer awaited."""
         self._have_ended.set()
 
     # --- events of the fleet (Part) --------------------------------------------------------------------------------

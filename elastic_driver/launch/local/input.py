@@ -122,7 +122,7 @@ class WorkerInput:
                     self._waits = True
                     self._loop.add_writer(self._ours, self._pass_on)
                 return
-            except OSError:  # nobody reads it any more
+            except OSError:  # it is no longer read
                 break
             del self._waiting[:count]
             self._taken(count)

@@ -1,4 +1,4 @@
-"""The keeper of the workers' processes on one machine: takes orders, reports events, has one record per worker.
+"""The keeper of the workers' processes on one machine: carries out orders, reports events, keeps one record per worker.
 
 Owns each worker from the order to start it until nothing is left of it, and the parts that all workers share: the
 guard, the warmed process from which they are forked, and the threads for blocking work. How a process ends, with all
@@ -48,8 +48,8 @@ class Launch:
         command: the program and its arguments. No shell is involved; ``${local_rank}`` in an argument becomes the value
             of ENV_LOCAL_RANK, if it is set.
         env: its whole environment, except for the marks of job and worker.
-        rank: for which it is started; -1 for none.
-        given: its standard input; None for none.
+        rank: for which it is started; -1 if there is none.
+        given: its standard input, or None.
         shown: called with its unmodified output to its terminal, if it has one.
     """
 
@@ -315,7 +315,7 @@ class ProcessKeeper:
 
     @property
     def warm(self) -> WarmStarts | None:
-        """Where workers are forked; None before the first worker, and if all of them start afresh."""
+        """Where workers are forked; None before the first worker, and if none of them is to be forked."""
         return self._warm
 
     def warm_up(self) -> None:

@@ -8,7 +8,7 @@ Bars in several rows (nested ones of tqdm, those of rich) go up again over rows 
 redrawn waits for a moment after its newline, until it is clear whether the cursor comes back. A row that was never
 redrawn does not wait, and ends all rows above it, too: lines keep their order.
 
-Only what bars use is understood: carriage returns, moving the cursor up and down by some rows, erasing, colours, and
+Only what bars use is understood: carriage returns, moving the cursor up and down by some rows, erasing, colors, and
 sequences that change no text (titles, visibility of the cursor). At anything else all rows end, and the line continues
 unmodified, carriage returns included, until its newline: it may not be a bar, and no output must be lost.
 """
@@ -51,7 +51,7 @@ _LONGEST_UNFINISHED = 1027
 # What may begin a bar. Without it nothing is erased, and there is no row to go down to.
 _BEGINS_BAR = re.compile(rb"\r|\x1b\[(?:[0-9]{0,2}[AF]|[01]?G)")
 _SHOWS_CURSOR = b"\x1b[?25h"
-# Not part of a line of text: all escape sequences except colours, and control characters except tabs.
+# Not part of a line of text: all escape sequences except colors, and control characters except tabs.
 _NO_TEXT = re.compile(rb"(?!" + _COLOUR + rb")(?:" + _INERT + rb"|\x1b\[[0-?]*[ -/]*[@-~]?|\x1b|" + _CONTROL + rb")")
 # Printed after whatever stands in the line, since bars leave it open.
 _TRACEBACK = re.compile(rb"(?:\[rank\d+\]: )?Traceback \(most recent call last\):")
@@ -158,7 +158,7 @@ class LineReader:
     """Cuts a stream of bytes into lines; how the bytes were divided into reads makes no difference to them.
 
     Args:
-        max_line: the longest line, in bytes; a longer one comes in pieces.
+        max_line: the longest line, in bytes; a longer one is returned in pieces.
     """
 
     def __init__(self, max_line: int = MAX_LINE) -> None:
@@ -185,7 +185,7 @@ class LineReader:
 
     @property
     def state(self) -> bytes:
-        """The text of the newest bar of the stream, one line with its colours; b"" if there is none."""
+        """The text of the newest bar of the stream, one line with its colors; b"" if there is none."""
         if not self._rows:
             return _clean(bytes(self._rest)) if self.has_bar else b""
         for row in (self._newest, *reversed(self._rows)):
@@ -384,7 +384,7 @@ class LineReader:
         return lines + pieces
 
     def _go_on_plainly(self) -> None:
-        """Split at newlines again if nothing is redrawn any more."""
+        """Split at newlines again once nothing is redrawn."""
         if len(self._rows) == 1:
             row = self._rows[0]
             if row.is_plain and not row.returned and row.next is _Next.STAYS:
@@ -456,5 +456,5 @@ def _divide(text: bytes) -> list[bytes]:
 
 
 def _clean(text: bytes) -> bytes:
-    """Return the text as one line, with its colours."""
+    """Return the text as one line, with its colors."""
     return _NO_TEXT.sub(b"", text).rstrip()

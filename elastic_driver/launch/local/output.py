@@ -119,7 +119,7 @@ class WorkerOutput:
         prefix_timestamp: whether the prefix begins with the time.
         warn: called with warnings.
         paused: whether nothing is read until :meth:`resume`.
-        shown: also called with the unmodified data of "stdout", if that is a terminal; None for none.
+        shown: also called with the unmodified data of "stdout", if that is a terminal; None if it is not.
         is_watched: returns whether anybody watches the bars of a worker with this label now.
     """
 

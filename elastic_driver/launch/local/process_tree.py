@@ -1,6 +1,6 @@
 """A worker's process on this machine, and all its descendants: its output, its end, and that nothing is left.
 
-Owns the process, its pipes and its tree. Decides nothing: the owner of the keeper says when a worker is started or
+Owns the process, its pipes and its tree. Decides nothing: the owner of the keeper decides when a worker is started or
 stopped (:mod:`elastic_driver.launch.local.keeper`).
 
 A dead worker stays a zombie until all its descendants are gone. Its PID, and with it its session's id, can therefore
@@ -314,7 +314,7 @@ class ProcessTree:
         """Send a signal to its process, but not to its descendants.
 
         A signal that would end a process without a handler (all except SIGQUIT, which is meant to) is sent only if the
-        process handles it: its script may not have come so far yet.
+        process handles it: its script may not have installed a handler yet.
 
         Args:
             number: the signal.
@@ -331,7 +331,7 @@ class ProcessTree:
 
     def kill(self) -> None:
         """Send SIGKILL to the tree."""
-        # Not to the process first and to its children afterwards: then it would not be known any more whose children
+        # Not to the process first and to its children afterwards: then it would no longer be known whose children
         # they are.
         self._end_tree_within(0.0)
 

@@ -24,7 +24,7 @@ from elastic_driver.system.process_name import ProcessName, stat_of
 
 # Linux 6.9: a pidfd of one thread. The same number as O_EXCL by definition.
 PIDFD_THREAD = os.O_EXCL
-# From /proc/PID/stat: the task runs no user code any more. (include/linux/sched.h)
+# From /proc/PID/stat: the task no longer runs user code. (include/linux/sched.h)
 _PF_EXITING = 0x4
 # Stands for the exit code of a child that was reaped elsewhere. Not 0: it may have failed.
 _UNKNOWN = 255

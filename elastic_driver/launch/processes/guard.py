@@ -230,7 +230,7 @@ def main(mark: str) -> int:
     for line in sys.stdin.buffer:
         match line.split():
             case [b"+", pid]:
-                # One that has already ended can be recognised by its mark only.
+                # One that has already ended can be recognized by its mark only.
                 with contextlib.suppress(psutil.Error):
                     leaders[pid.decode()] = psutil.Process(int(pid))
             case [b"-", pid]:

@@ -32,7 +32,7 @@ class OomKills:
         self.forget()
 
     def forget(self) -> None:
-        """Attribute none of the kills so far to a worker."""
+        """Forget the kills so far: attribute none of them to a worker."""
         self._told = self._now()
 
     def note(self, status: ExitStatus) -> str:

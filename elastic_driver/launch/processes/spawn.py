@@ -132,7 +132,7 @@ def spawn(
         worker: for messages.
         command, env: what to run, and its whole environment.
         tether: ends it when this process dies.
-        given: its standard input; None for none.
+        given: its standard input, or None.
 
     Raises:
         CommandNotFoundError: the command cannot be run.

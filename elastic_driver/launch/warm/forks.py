@@ -1,8 +1,8 @@
 """Workers forked from a warmed process: the keeper's end.
 
 Keeps one process that has imported the heavy modules of the workers' command (:mod:`~elastic_driver.launch.warm.hook`
-runs in it), and asks it for workers. It is only an optimisation: whatever goes wrong with it, the worker is started
-afresh, and a warning says why if that is permanent.
+runs in it), and asks it for workers. It is only an optimization: whatever goes wrong with it, the worker is started
+without it, and a warning says why if that is permanent.
 
 Each process made there is this process's own child, so that it is watched, signalled and reaped like any other. Until
 its keeper knows of it, it is in the warmed process's group; killing and reaping that group leaves nothing behind.
@@ -367,7 +367,7 @@ class WarmStarts:
 
         Args:
             command, env: what it runs, and its whole environment.
-            given: its standard input; None for none.
+            given: its standard input, or None.
 
         Returns:
             None if there is nothing to fork it from: it has to be started afresh.

@@ -17,7 +17,7 @@ HEAVY = ("torch", "numpy", "scipy", "pandas", "sklearn", "torchvision", "transfo
 OPTIMIZERS_NEED = "torch._dynamo"
 # These import torch before everything else, and then read a worker's place, which no warmed process can know.
 _ON_TORCH = ("accelerate", "lightning", "pytorch_lightning")
-# Common ones that may come before: importing them does not affect those above.
+# Common ones that may be imported before: importing them does not affect those above.
 _HARMLESS = ("absl", "attr", "filelock", "packaging", "PIL", "psutil", "requests", "tqdm", "typing_extensions", "yaml")
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?")

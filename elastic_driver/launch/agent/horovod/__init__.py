@@ -1,1 +1,1 @@
-"""Workers that run Horovod's own library, unchanged: the agent gives each a port of its own, and speaks for it."""
+"""Workers that run Horovod's own library, unchanged: the agent gives each a port of its own, and represents it."""

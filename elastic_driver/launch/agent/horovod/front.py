@@ -2,7 +2,7 @@
 
 Owns which workers have a port, and what a notice of the driver does to them: rank 0 is notified, again and again, to
 have all leave at a commit; in a broken round, connections between workers are shut down, since a worker that is not a
-neighbour of the dead one would wait for it in Gloo. Decides nothing.
+neighbor of the dead one would wait for it in Gloo. Decides nothing.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from elastic_driver.system.process_name import is_below, is_stopped
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import NoticeKind
 
-# Horovod's own HostUpdateResult: hosts were added, and others removed. After "removed" alone nobody would broadcast the
-# state, and a worker that joins in that round would wait for it for ever.
+# Horovod's own HostUpdateResult: hosts were added, and others removed. After "removed" alone no worker would broadcast
+# the state, and a worker that joins in that round would wait for it forever.
 _MIXED = 3
 # Interval at which rank 0 is notified again, and how long it has to acknowledge.
 _AGAIN_S, _ACKNOWLEDGE_S = 0.5, 5.0
 # When connections of a broken round are looked for: some may have been in progress.
 _SHUT_AT_S = (0.0, 0.2, 1.0, 2.0, 5.0)
-# How long a worker has to connect to the others of a broken round without the dead. Otherwise it would wait for them in
-# vain until Gloo's time limit, and then abort: nothing else ends such a wait.
+# How long a worker has to connect to the others of a broken round without the dead. Otherwise it would wait for them
+# until Gloo's time limit, and then abort: nothing else ends such a wait.
 _MEET_S = 2.0
 # The longest interval at which workers are looked at.
 _LOOK_S = 0.5
@@ -66,7 +66,7 @@ class Processes(Protocol):
         """Shut down its connections to and from these addresses and ports."""
 
     def pid(self, worker: WorkerId) -> int | None:
-        """Return the PID of its process; None when none runs."""
+        """Return the PID of its process; None if it is not running."""
 
     def start_again(self, worker: WorkerId, env: Mapping[str, str]) -> None:
         """Start its process again, with these variables."""
@@ -218,7 +218,7 @@ class HorovodFront:
                 self._rounds.hear(worker, 0, waiting=True)
 
     def _pid(self, port: HorovodPort) -> int | None:
-        """Return the PID of the process that runs the library; None when none runs.
+        """Return the PID of the process that runs the library; None if it is not running.
 
         A process in a PID namespace of its own reports the PID of another process here: then it is the one that was
         started.
@@ -237,5 +237,5 @@ def _own() -> list[str]:
 
 
 def _interface(address: str) -> str:
-    """Return the name of the interface that has an address; "" for none."""
+    """Return the name of the interface that has an address; "" if there is none."""
     return interface_of(host_addresses(), address) if address else ""

@@ -68,7 +68,7 @@ class OneRequest(asyncio.Protocol):
     """A connection, for one request.
 
     Args:
-        answer: answers it; cancelled when nobody waits any more.
+        answer: answers it; canceled when the connection is lost.
         uid: of the user who may ask. Others are cut off without an answer.
         tasks: runs the answer. An error in it ends the agent.
         connections: the open ones; it adds and removes itself.
@@ -116,7 +116,7 @@ class OneRequest(asyncio.Protocol):
             self._reply(Answer(400))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Cancel the answer: nobody waits for it any more."""
+        """Cancel the answer: the client no longer waits for it."""
         self._connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()

@@ -123,7 +123,7 @@ async def notify(registration: Registration, *, timestamp: float, res: int, own:
         limit_s: for everything, seconds.
 
     Raises:
-        RendezvousError: nobody there has acknowledged it.
+        RendezvousError: no service there has acknowledged it.
         TimeoutError: not in time.
     """
     body = _pickled("horovod.runner.elastic.worker", "HostsUpdatedRequest", timestamp=timestamp, res=res)

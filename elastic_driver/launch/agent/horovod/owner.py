@@ -29,7 +29,7 @@ def owner_of(near: tuple[str, int], far: tuple[str, int]) -> int | None:
         far: address and port of the other end.
 
     Returns:
-        None if there is no such connection any more, or its far end is closed.
+        None if the connection no longer exists, or its far end is closed.
     """
     with contextlib.suppress(OSError):
         return _by_diag(near, far)

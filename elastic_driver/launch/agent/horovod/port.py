@@ -82,7 +82,7 @@ class Surroundings:
     Attributes:
         rounds, store: see there.
         tasks: runs background tasks.
-        interface: returns the name of this machine's interface that has an address; "" for none.
+        interface: returns the name of this machine's interface that has an address; "" if there is none.
         start_again: has a worker's process started again, with these variables: it was started for another place than
             it has, and cannot be notified.
         warn: called with warnings for the user.

@@ -109,7 +109,7 @@ def _set_environ(environment: Mapping[str, str]) -> None:
 
 
 def _show_environ(environment: Mapping[str, str], start: int, end: int) -> None:
-    """Make /proc show this environment, by which the job's processes are recognised."""
+    """Make /proc show this environment, by which the job's processes are recognized."""
     import ctypes
 
     data = b"".join(os.fsencode(name) + b"=" + os.fsencode(value) + b"\0" for name, value in environment.items())
