@@ -29,7 +29,7 @@ _LOOK_S = 1.0
 MOST_READ = 16 << 10
 _PAGE = mmap.PAGESIZE
 _FREED_AT = 64 << 10
-# File sizes may be limited here (ulimit -f): a file of this size starts anew when all of it has been read.
+# File sizes may be limited here (ulimit -f): a file of this size is started over once all of it has been read.
 _ANEW_AT = 256 << 10
 # High enough not to collide with scripts that use descriptors by number, as in system/tether.py.
 _FROM = 100
