@@ -12,6 +12,7 @@ import math
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -225,7 +226,7 @@ class Agent:
         keys = KeyRoutes(upstream=self._rounds)
         self._rounds.serve(keys)
         self._server = RendezvousServer(
-            (*self._rounds.routes, *keys.routes), admits=self._admits, on_error=self._failed, on_full=self._warn
+            (*self._rounds.routes, *keys.routes), admits=self._admits, on_error=self.failed, on_full=self._warn
         )
         self._horovod = HorovodFront(self._rounds, keys, self, tasks=self._tasks, warn=self._warn)
         self._control = ControlSocket(self._link.agent, self._ordered)
@@ -325,7 +326,7 @@ class Agent:
                 stdin=self._bootstrap.stdin if self._bootstrap.stdin >= 0 else None,
             )
         except (OSError, MemoryError, RuntimeError) as error:
-            self._failed(error)
+            self.failed(error)
         else:
             self._vitals = VitalsWatch(
                 self._workers, self._send, is_heard=lambda: self._link.connected and self._is_heard()
@@ -632,10 +633,9 @@ class Agent:
         """Return whether this agent belongs to the job and has no driver now."""
         return bool(job) and job == self._job_id and self._workers is not None and not self._link.connected
 
-    # --- unexpected errors -----------------------------------------------------------------------------------------
-
-    def _failed(self, error: BaseException) -> None:
-        self._end(End(How.FAILED, 1, shortage(error) or f"internal error in the agent: {error!r}"))
+    def failed(self, error: BaseException) -> None:
+        """End after an unexpected error."""
+        self._end(End(How.FAILED, 1, shortage(error) or _internal(error, _who_says(self._bootstrap))))
 
     def _say(self, text: str) -> None:
         _say(text, _who_says(self._bootstrap))
@@ -645,7 +645,14 @@ class Agent:
         if error is None or "transport" in context or "protocol" in context or "socket" in context:
             self._say(f"{context.get('message', 'error')}: {error!r}")
         else:
-            self._failed(error)
+            self.failed(error)
+
+
+def _internal(error: BaseException, who: str) -> str:
+    """Print where an unexpected error was raised, and return it in one line."""
+    lines = "".join(traceback.format_exception(error)).rstrip()
+    _say(f"internal error; please report the lines below\n{lines}", who)
+    return f"internal error in the agent: {error!r}"
 
 
 def _who_says(bootstrap: Bootstrap) -> str:

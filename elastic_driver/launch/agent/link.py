@@ -126,6 +126,9 @@ class LinkOwner(Protocol):
             alone_s: how long the previous driver had not been heard from, seconds.
         """
 
+    def failed(self, error: BaseException) -> None:
+        """Called when an internal error has occurred while a message of the driver was handled."""
+
 
 class Driver(NamedTuple):
     """Identifies a driver of the job.
@@ -436,7 +439,7 @@ class DriverLink:
             url,
             self._own_credential if self._is_welcomed else self._first_credential,
             fingerprint=self._fingerprint,
-            on_frame=lambda frame: self._received(line, frame),
+            on_frame=lambda frame: self._on_frame(line, frame),
             on_lost=lambda why: self._lost(line, why),
         )
         return line
@@ -468,6 +471,14 @@ class DriverLink:
         )
 
     # --- on the connection -----------------------------------------------------------------------------------------
+
+    def _on_frame(self, line: _Line, frame: Frame) -> None:
+        try:
+            self._received(line, frame)
+        except (RendezvousProtocolError, OSError, MemoryError):
+            raise  # the connection breaks, and the driver sends the message again on the next one
+        except Exception as error:
+            self._owner.failed(error)
 
     def _received(self, line: _Line, frame: Frame) -> None:
         if line is not self._line:

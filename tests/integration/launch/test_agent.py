@@ -43,6 +43,7 @@ from elastic_driver.rendezvous.agent_messages import (
 )
 from elastic_driver.system.keeping import Keeping
 from elastic_driver.system.local_socket import SocketFolder, url_of
+from tests.support.processes import forked
 from tests.support.processes.agents import PATIENCE_S, A, B, FakeDriver, Scene, act, gone, scene
 
 pytestmark = pytest.mark.integration
@@ -923,3 +924,43 @@ async def there_alone() -> list[AgentHere]:
         if not any(each.connected for each in there):
             return there
         await asyncio.sleep(0.05)
+
+
+BROKEN = """
+import sys
+from elastic_driver.launch.agent import __main__, workers
+def label(*_): raise ValueError("a fault of this test's")
+workers.HostWorkers._label = label
+sys.exit(__main__.main([]))
+"""
+
+
+def test_an_internal_error_ends_the_agent_and_its_workers_and_says_where_it_was_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            agent = await one.ready()
+            one.driver.python(SLEEP)
+            process = await one.driver.runs()
+            one.driver.tell(Labels({A.key: "0"}))
+            await gone([process])
+            code, text = await agent.ends()
+            assert code == 1
+            assert "elastic_driver agent: internal error; please report the lines below\nTraceback (most recent" in text
+            assert "in label" in text
+            assert text.endswith('internal error in the agent: ValueError("a fault of this test\'s")\n')
+
+    monkeypatch.setattr(forked, "starts_afresh", lambda: True)
+    monkeypatch.setattr(sys, "executable", str(broken_python(tmp_path)))
+    act(main)
+
+
+def broken_python(folder: Path) -> Path:
+    """A Python whose agents have a fault: they cannot label a worker's output."""
+    program, python = folder / "broken.py", folder / "python"
+    program.write_text(BROKEN, encoding="utf-8")
+    other = f'[ "$2" = elastic_driver.launch.agent ] || exec {sys.executable} "$@"'
+    python.write_text(f"#!/bin/sh\n{other}\nexec {sys.executable} {program}\n")
+    python.chmod(0o755)
+    return python
