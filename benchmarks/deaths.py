@@ -28,19 +28,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from elastic_driver.core.events import StartWorker
 from elastic_driver.dialects.dialect import JobAddress, WorkerStart
-from elastic_driver.driver.agents import Ways
+from elastic_driver.driver.agents import DriverAddresses
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.dial.ssh import SshDialler
 from elastic_driver.launch.fleet.addresses import Addresses
 from elastic_driver.launch.fleet.admission import Admission
-from elastic_driver.launch.fleet.dialling import Reach
+from elastic_driver.launch.fleet.dialling import AgentReach
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.meetings import Meetings
 from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.launch.fleet.warming import Warming
 from elastic_driver.launch.fleet.worker import Worker
-from elastic_driver.launch.fleet.workers import Surroundings, Workers
+from elastic_driver.launch.fleet.workers import WorkerContext, Workers
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.server.server import RendezvousServer
@@ -110,7 +110,7 @@ async def of_workers(host: str, deaths: int) -> list[float]:
     """Milliseconds from each kill to the driver's knowledge."""
     tasks, tickets = Tasks(), Tickets(JobClock())
     certificate = OwnCertificate()
-    ways = Ways(
+    ways = DriverAddresses(
         "127.0.0.1",
         addresses=lambda: listening_addresses(host_addresses(), words=()),
         certificate=certificate,
@@ -118,7 +118,9 @@ async def of_workers(host: str, deaths: int) -> list[float]:
     )
     fleet = Fleet(
         tickets=tickets,
-        reach=Reach(ways.to, agent_timeout_s=15.0, host_timeout_s=5.0, fingerprint=certificate.make, job="", owner=""),
+        reach=AgentReach(
+            ways.to, agent_timeout_s=15.0, host_timeout_s=5.0, fingerprint=certificate.make, job="", owner=""
+        ),
         local=SshDialler(),
         remote=SshDialler(),
         is_local=lambda name: False,
@@ -131,7 +133,7 @@ async def of_workers(host: str, deaths: int) -> list[float]:
     meetings = Meetings(fleet, addresses, None)
     send_all: Any = lambda facts, env: dict(env)  # noqa: E731
     warming = Warming(fleet, variables=send_all, on_warm=nobody.warmed, on_prepared=nobody.prepared)
-    around = Surroundings(fleet, addresses, meetings, warming, send_all, nobody, StandardInput(None, None), tasks)
+    around = WorkerContext(fleet, addresses, meetings, warming, send_all, nobody, StandardInput(None, None), tasks)
     job = JobAddress("", JobKey.new(), "deaths")
     admission = Admission(tickets, job_facts(job_id="deaths", umask=0o22), fleet)
     watch = _Watch()

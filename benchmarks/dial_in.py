@@ -35,7 +35,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from elastic_driver.launch.agent.dial_in import Met, dial_in  # noqa: E402
+from elastic_driver.launch.agent.dial_in import AuthenticatedConnection, dial_in  # noqa: E402
 from elastic_driver.rendezvous.certificate import client_context  # noqa: E402
 from elastic_driver.rendezvous.channel import FrameConnection  # noqa: E402
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role  # noqa: E402
@@ -97,7 +97,7 @@ async def serve(strangers: int) -> None:
     while await lines.readline():
         gc.collect()
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        print(time.process_time(), pages * os.sysconf("SC_PAGESIZE") / 1e3, len(server.guests), flush=True)
+        print(time.process_time(), pages * os.sysconf("SC_PAGESIZE") / 1e3, len(server.connections), flush=True)
     folder.close()
     await server.close()
 
@@ -141,7 +141,9 @@ async def used(driver: Driver, act: Callable[[], Awaitable[object]]) -> tuple[fl
     return time.process_time() - ours, driver.cpu_s() - theirs
 
 
-async def dial(driver: Driver, way: str, on_frame: Callable[[Frame], None] = lambda frame: None) -> Met:
+async def dial(
+    driver: Driver, way: str, on_frame: Callable[[Frame], None] = lambda frame: None
+) -> AuthenticatedConnection:
     """One connection."""
     fingerprint = driver.fingerprint if way == "TLS" else ""
     return await dial_in(driver.urls[way], AGENT, fingerprint=fingerprint, on_frame=on_frame, on_lost=lambda why: None)

@@ -58,7 +58,7 @@ def serve_ours(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def main() -> None:
         keys = KeyRoutes()
         server = RendezvousServer(keys.routes, key_of=KEY.of)
-        server.guests.make_local_room(PARKED)
+        server.connections.make_local_room(PARKED)
         folder = SocketFolder.new()
         await server.start_local(folder.listen("rendezvous.sock"))
         announce(folder.path / "rendezvous.sock")

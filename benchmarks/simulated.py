@@ -30,7 +30,7 @@ import uvloop
 
 from elastic_driver.core.events import ReportResumed
 from elastic_driver.dialects.ours import OurDialect
-from elastic_driver.driver.agents import AgentSide, Ways
+from elastic_driver.driver.agents import AgentSide, DriverAddresses
 from elastic_driver.driver.build import build
 from elastic_driver.driver.recording import Recording, recording
 from elastic_driver.errors import RendezvousClosedError, StaleRoundError
@@ -42,7 +42,7 @@ from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet import admission, dialling
 from elastic_driver.launch.fleet.addresses import Addresses
 from elastic_driver.launch.fleet.admission import Admission, WelcomeFacts
-from elastic_driver.launch.fleet.dialling import Reach
+from elastic_driver.launch.fleet.dialling import AgentReach
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.kept import NOTHING, Keeper
@@ -50,6 +50,7 @@ from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.launch.words import Stream
 from elastic_driver.rendezvous.agent_messages import (
+    AgentMessage,
     Bootstrap,
     Bye,
     Close,
@@ -61,7 +62,6 @@ from elastic_driver.rendezvous.agent_messages import (
     Labels,
     PortHeld,
     Round,
-    Said,
     Start,
     Started,
     Stop,
@@ -197,7 +197,7 @@ def _agents_of(recorded: Recording, clock: JobClock, dialler: SimulatedDialler) 
     tickets = Tickets(clock, keeper=keeper)
     tickets.take_over(facts.agents.values(), facts.tickets.values())
     certificate = OwnCertificate(facts.ways.certificate)
-    ways = Ways(
+    ways = DriverAddresses(
         "127.0.0.1",
         addresses=lambda: (),
         certificate=certificate,
@@ -214,7 +214,7 @@ def _agents_of(recorded: Recording, clock: JobClock, dialler: SimulatedDialler) 
 
     fleet = Fleet(
         tickets=tickets,
-        reach=Reach(
+        reach=AgentReach(
             urls,
             agent_timeout_s=settings.agent_timeout_s,
             host_timeout_s=settings.host_timeout_s,
@@ -378,7 +378,7 @@ class SimulatedAgent:
     def alone(self) -> None:
         """There is no driver; workers train."""
 
-    def taken_over(self, untold: Sequence[Said], alone_s: float) -> None:
+    def taken_over(self, untold: Sequence[AgentMessage], alone_s: float) -> None:
         """Another driver is told all that there is (launch/agent/coming_back.py)."""
         running = WorkerPhase.RUNS
         levels = [
@@ -388,7 +388,7 @@ class SimulatedAgent:
         for message in (self.rounds.levels(levels, alone_s), *self.rounds.reports(), *self.rounds.questions(), *untold):
             self.link.send(message)
 
-    def take(self, message: Said) -> None:
+    def take(self, message: AgentMessage) -> None:
         """Does what the driver says."""
         match message:
             case HoldPort(generation):

@@ -85,19 +85,19 @@ class RendezvousProtocolError(RendezvousError):
     """The peer's message violates the protocol, or the peer does not permit the request."""
 
 
-class StrangerError(RendezvousError):
+class UnverifiedDriverError(RendezvousError):
     """The process at the driver's address does not prove that it is this job's driver. A retry may reach the driver."""
 
 
-class OtherCertificateError(StrangerError):
+class OtherCertificateError(UnverifiedDriverError):
     """The process at the driver's address is another: its certificate is not the one given with the address."""
 
 
-class NoTlsError(StrangerError):
+class NoTlsError(UnverifiedDriverError):
     """The process at the driver's address does not speak TLS as drivers do."""
 
 
-class TurnedAwayError(StrangerError):
+class RejectedError(UnverifiedDriverError):
     """The process at the driver's address sent a refusal, with its reason, instead of authenticating.
 
     Unless the driver's certificate is known, the process may not be the driver. A retry may succeed.

@@ -92,13 +92,13 @@ def _end_without_driver(arguments: argparse.Namespace) -> int | None:
             arguments.job, is_known = left.ids[0], True
             time.sleep(_LOOK_S)
         else:
-            from elastic_driver.cli.undriven import end_undriven, undriven_jobs  # late: most jobs have a driver
+            from elastic_driver.cli.driverless import driverless_jobs, end_driverless  # late: most jobs have a driver
 
-            alone = undriven_jobs(arguments.job, left.ids)
+            alone = driverless_jobs(arguments.job, left.ids)
             if len(alone) == 1:
                 if not _is_meant(arguments, alone[0].job_id, ()):
                     return 1
-                have_ended, what = end_undriven(alone[0])
+                have_ended, what = end_driverless(alone[0])
                 _say(alone[0].job_id, what)
                 return 0 if have_ended else 1
             if is_known:

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastic_driver.cli.driverless import DriverlessJob, driverless_jobs
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.cli.target import ask, choose_job, left_behind, target_of_job
-from elastic_driver.cli.undriven import Undriven, undriven_jobs
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.credentials import Role, reader_key
 from elastic_driver.rendezvous.job_files import JobFile, running_jobs
@@ -96,11 +96,11 @@ def jobs(words: Sequence[str]) -> int:
         print(one_line(f"{url.partition('#')[0]}{METRICS}"))
         return 0
     left: Sequence[Recorded] = ()
-    alone: list[Undriven] = []
+    alone: list[DriverlessJob] = []
     if arguments.job is not None or not arguments.ids:  # shell completion must not wait for agents
         behind = left_behind(arguments.job or "")
         left = behind.jobs
-        alone = undriven_jobs(arguments.job or "", behind.ids)
+        alone = driverless_jobs(arguments.job or "", behind.ids)
     is_there = bool(left or alone)
     if arguments.job is not None and not (is_there and not any(j.job_id.startswith(arguments.job) for j in running)):
         running, left, alone = [choose_job(running, arguments.job)], [], []

@@ -173,7 +173,7 @@ def _leave_job(place: _Place | None) -> None:
         return
     ended = why = ""
     try:
-        from elastic_driver.cli.undriven import end_here
+        from elastic_driver.cli.driverless import end_here
 
         folder = None if place is None or place.journal is None else place.journal.folder
         ended = "" if folder is None else end_here(folder)

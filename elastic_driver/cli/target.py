@@ -18,12 +18,12 @@ from elastic_driver.cli.kept import ended_job, ways_back
 from elastic_driver.errors import (
     NoTlsError,
     OtherCertificateError,
+    RejectedError,
     RendezvousClosedError,
     RendezvousError,
     RendezvousProtocolError,
     SettingsError,
-    StrangerError,
-    TurnedAwayError,
+    UnverifiedDriverError,
     WrongTokenError,
 )
 from elastic_driver.rendezvous.client import RendezvousClient
@@ -208,13 +208,13 @@ def ask(target: Target, question: Callable[[RendezvousClient], _Answer], *, pati
 def _what_to_do(error: RendezvousError, hint: str) -> str:
     command = "elasticrun jobs --write-token FILE, on the driver's machine,"
     match error:
-        case TurnedAwayError() | RendezvousClosedError() | RendezvousProtocolError():  # its error says why
+        case RejectedError() | RendezvousClosedError() | RendezvousProtocolError():  # its error says why
             return ""
         case WrongTokenError():
             return f"; {command} writes the current one"
         case OtherCertificateError() | NoTlsError():
             return f"; use the URL that {command} prints"
-        case StrangerError():
+        case UnverifiedDriverError():
             return f"; {command} prints the URL and writes the key"
         case _:
             return hint

@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from elastic_driver.compat import asks_first
+from elastic_driver.compat import init_hook
 from elastic_driver.dialects.horovod import ENV_PROTOCOL, OFF
 from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, ENV_SHIM, NEVER, SHIM_FOLDER, check_mode
 
@@ -230,7 +230,7 @@ def load_in_place(name: str, folder: str) -> None:
         sys.modules[name] = module
         real.loader.exec_module(module)
         if os.environ.get(ENV_PROTOCOL, OFF) != OFF:  # also in a process from which workers are forked
-            asks_first.install()
+            init_hook.install()
         return
     del sys.modules[name]
     if mode == NEVER:

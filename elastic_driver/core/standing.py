@@ -13,7 +13,7 @@ from elastic_driver.core.state import ChiefPhase, JobPhase, State, WorkerPhase, 
 from elastic_driver.words import OnChange
 
 
-class Doing(StrEnum):
+class JobActivity(StrEnum):
     """The current activity of the job."""
 
     FORMING = "forming"  # it starts, or the next round is being formed, or its members are not all ready yet
@@ -34,7 +34,7 @@ class Standing:
     """
 
     phase: JobPhase
-    doing: Doing
+    doing: JobActivity
     on_change: OnChange
 
 
@@ -44,12 +44,12 @@ def standing_of(state: State) -> Standing:
     return Standing(phase, _doing(state, phase), state.policy.on_change)
 
 
-def _doing(state: State, phase: JobPhase) -> Doing:
+def _doing(state: State, phase: JobPhase) -> JobActivity:
     if phase is JobPhase.ENDED:
-        return Doing.ENDED
+        return JobActivity.ENDED
     if _trains(state, phase):
-        return Doing.FINISHING if finishing(state) else Doing.TRAINING
-    return Doing.WAITING_FOR_SLOTS if _lacks_slots(state, phase) else Doing.FORMING
+        return JobActivity.FINISHING if finishing(state) else JobActivity.TRAINING
+    return JobActivity.WAITING_FOR_SLOTS if _lacks_slots(state, phase) else JobActivity.FORMING
 
 
 def _trains(state: State, phase: JobPhase) -> bool:

@@ -17,6 +17,7 @@ from elastic_driver.health.figures import FigureBook
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous.agent_messages import (
+    AgentMessage,
     Answer,
     Ask,
     FiguresSeen,
@@ -31,7 +32,6 @@ from elastic_driver.rendezvous.agent_messages import (
     Round,
     RoundRefused,
     Running,
-    Said,
     Value,
     Values,
     VitalsSeen,
@@ -124,7 +124,7 @@ class AgentRequests:
             if waiter.link is link:
                 self._keys.remove(waiter)
 
-    def take(self, link: AgentLink, message: Said) -> bool:
+    def take(self, link: AgentLink, message: AgentMessage) -> bool:
         """Handle a message that an agent sends for its workers. Return whether it was one.
 
         Raises:

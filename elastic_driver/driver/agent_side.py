@@ -16,7 +16,7 @@ from hashlib import sha256
 from typing import Any, cast
 
 from elastic_driver.dialects.torchrun import VISIBLE_DEVICES, TorchrunJob
-from elastic_driver.driver.agents import AgentSide, Ways
+from elastic_driver.driver.agents import AgentSide, DriverAddresses
 from elastic_driver.driver.policy import starts_again
 from elastic_driver.driver.recording import Recording
 from elastic_driver.hosts import CHIEF, is_loopback
@@ -28,7 +28,7 @@ from elastic_driver.launch.dial.local import LocalDialler
 from elastic_driver.launch.dial.ssh import SshDialler
 from elastic_driver.launch.fleet.addresses import LOOPBACK, Addresses
 from elastic_driver.launch.fleet.admission import Admission, WelcomeFacts
-from elastic_driver.launch.fleet.dialling import Reach
+from elastic_driver.launch.fleet.dialling import AgentReach
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.kept import NOTHING, Keeper
 from elastic_driver.launch.fleet.link import AgentFacts
@@ -52,7 +52,7 @@ from elastic_driver.words import OnChange
 
 
 @dataclass(frozen=True, slots=True)
-class Gathering:
+class NodeJob:
     """What a driver knows of a job of nodes in addition to its settings.
 
     Attributes:
@@ -101,7 +101,7 @@ def agents_of(
     chronicle: Chronicle,
     heard_s: float,
     local: LocalDialler,
-    gathering: Gathering | None,
+    node_job: NodeJob | None,
     on_change: OnChange,
     stdin: StandardInput,
     bars: str,
@@ -110,24 +110,23 @@ def agents_of(
     job, settings, journal = recorded.job, recorded.job.settings, recorded.journal
     facts = Facts() if recorded.before is None else recorded.before.facts
     keeper: Keeper[Any] = journal or NOTHING
-    token = job.join_token if gathering is None else gathering.token
+    token = job.join_token if node_job is None else node_job.token
     # Without a token, nobody knows the key: nodes of this machine use the socket, which needs none.
     key = join_key(token) if token else secrets.token_bytes(KEY_BYTES)
     tickets = Tickets(clock, join_key=key if settings.accept_agents else None, keeper=keeper)
     tickets.take_over(facts.agents.values(), facts.tickets.values())
     certificate = OwnCertificate(facts.ways.certificate)
     tasks = Tasks()
-    ways = Ways(
+    ways = DriverAddresses(
         settings.rendezvous_address,
         addresses=lambda: listening_addresses(host_addresses(), words=settings.network_interfaces),
         certificate=certificate,
         # Agents of a lost driver find the next one through etcd.
-        ports=settings.driver_ports if gathering is None or gathering.leash is None else (*settings.driver_ports, 0),
-        listener=None if gathering is None else gathering.listener,
-        opens=gathering is not None or settings.opens_port,
+        ports=settings.driver_ports if node_job is None or node_job.leash is None else (*settings.driver_ports, 0),
+        listener=None if node_job is None else node_job.listener,
+        opens=node_job is not None or settings.opens_port,
         # If the driver may move to another machine, all its agents connect over TCP.
-        is_wide=recorded.lock is not None
-        or (settings.accept_agents and (gathering is None or not gathering.only_here)),
+        is_wide=recorded.lock is not None or (settings.accept_agents and (node_job is None or not node_job.only_here)),
         # If etcd names the driver, the next one need not be at the same address: the last one may just be stopped.
         before=None if recorded.lock is not None else facts.ways,
         limit_s=settings.driver_timeout_s,
@@ -148,22 +147,22 @@ def agents_of(
     more = (CHIEF,) if settings.num_parameter_servers and settings.has_journal else ()
     fleet = Fleet(
         tickets=tickets,
-        reach=Reach(
+        reach=AgentReach(
             ways.to,
             agent_timeout_s=settings.agent_timeout_s,
             host_timeout_s=settings.host_timeout_s,
             fingerprint=certificate.make,
             job=_name_of_job(recorded),
             owner=name_of_this_process(),
-            host="" if gathering is None else gathering.host,
-            node_rank=-1 if gathering is None else gathering.node_rank,
+            host="" if node_job is None else node_job.host,
+            node_rank=-1 if node_job is None else node_job.node_rank,
             more=more,
         ),
         local=local,
         remote=remote,
         is_local=lambda name: name in more or is_local(name),
         addresses_of=addresses_of,
-        address=_addresses_of(settings, gathering),
+        address=_addresses_of(settings, node_job),
         tasks=tasks,
         check=check,
         keeper=keeper,
@@ -172,7 +171,7 @@ def agents_of(
     fleet.take_over(facts.revoked.values(), facts.leavers.values())
 
     def variables(facts: AgentFacts, env: Mapping[str, str]) -> dict[str, str]:
-        if gathering is None:
+        if node_job is None:
             return dict(env) if facts.local else _abroad(settings, env)
         return node_environment(job.environment, env) if facts.local else dict(env)
 
@@ -188,7 +187,7 @@ def agents_of(
         preload=settings.preload,
         prefix_timestamp=settings.prefix_timestamp,
         agent_timeout_s=settings.agent_timeout_s,
-        alike=None if gathering is None else gathering.alike,
+        alike=None if node_job is None else node_job.alike,
         spot_notices=settings.spot_notices or "",
         epoch=0 if journal is None else journal.epoch,
         driver=secrets.token_hex(16) if journal is None else journal.driver,
@@ -209,19 +208,19 @@ def agents_of(
         ways,
         tasks,
         token,
-        meets_at=0 if gathering is None else gathering.port_here,
-        invitation="" if gathering is None else gathering.invitation,
+        meets_at=0 if node_job is None else node_job.port_here,
+        invitation="" if node_job is None else node_job.invitation,
     )
 
 
-def _addresses_of(settings: Settings, gathering: Gathering | None) -> Callable[[AgentFacts, str], str]:
+def _addresses_of(settings: Settings, node_job: NodeJob | None) -> Callable[[AgentFacts, str], str]:
     """Return a function from a host's agent, and its address by route, to its workers' listening address."""
 
     def address(facts: AgentFacts, route: str) -> str:
-        if gathering is not None and gathering.only_here:
+        if node_job is not None and node_job.only_here:
             return LOOPBACK
-        if gathering is not None and facts.local:
-            route = gathering.address or route
+        if node_job is not None and facts.local:
+            route = node_job.address or route
         return choose_address(facts.hello.addresses, route=route, words=settings.network_interfaces, host=facts.host)
 
     return address

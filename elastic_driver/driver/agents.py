@@ -51,7 +51,7 @@ def url_of(address: str, port: int, *, scheme: str = "http") -> str:
     return f"{scheme}://{with_number(address, port)}"
 
 
-class Ways:
+class DriverAddresses:
     """The addresses at which the driver is reached.
 
     All TCP addresses have the same port, if it is free.
@@ -308,7 +308,7 @@ class AgentSide:
     variables: Variables = field(repr=False)
     sink: OutputSink
     stdin: StandardInput
-    ways: Ways
+    ways: DriverAddresses
     tasks: Tasks
     join_token: str = field(repr=False)
     meets_at: int = 0

@@ -16,7 +16,7 @@ from elastic_driver.discovery.source import Hosts
 from elastic_driver.driver.agent_requests import AgentRequests
 from elastic_driver.driver.agents import AgentSide
 from elastic_driver.driver.books import Books, go_on
-from elastic_driver.driver.chief import AgentsChief, ChiefKeeper, ChiefSide, ListenerOfAll, OwnChief
+from elastic_driver.driver.chief import AgentsChief, ChiefKeeper, ChiefSide, OwnChief, TakeoverListener
 from elastic_driver.driver.claim import Claim, Lock
 from elastic_driver.driver.discovery_loop import DiscoveryLoop
 from elastic_driver.driver.ending import JobEnd
@@ -49,7 +49,7 @@ from elastic_driver.journal.past import Recorded
 from elastic_driver.launch.fleet.chief import WorkersWithChief
 from elastic_driver.launch.fleet.meetings import Meetings
 from elastic_driver.launch.fleet.warming import Warming
-from elastic_driver.launch.fleet.workers import Surroundings
+from elastic_driver.launch.fleet.workers import WorkerContext
 from elastic_driver.rendezvous.credentials import Identity, Role, reader_header
 from elastic_driver.rendezvous.messages import DiskReport
 from elastic_driver.rendezvous.routes import WORKER, Route, Routes
@@ -168,13 +168,13 @@ def build(
     standings = Standings(chronicle)
     worker_events = WorkerEvents(stepper, chronicle=chronicle, standings=standings, forget=forget)
     keeper, servers = (None, None) if chief is None else _chief_of(chief, settings, stepper, clock, chronicle, journal)
-    listener: ListenerOfAll = worker_events
+    listener: TakeoverListener = worker_events
     if isinstance(keeper, AgentsChief):
         keeper.others, listener = worker_events, keeper
     meetings = Meetings(fleet, agents.addresses, settings.port_range)
     warming = Warming(fleet, variables=agents.variables, on_warm=chronicle.warmed, on_prepared=fleet.changes.report)
     workers = WorkersWithChief(
-        Surroundings(
+        WorkerContext(
             fleet,
             agents.addresses,
             meetings,

@@ -58,7 +58,7 @@ class ChiefSide:
     ports: tuple[int, int] | None = None
 
 
-class ListenerOfAll(WorkerListener, Protocol):
+class TakeoverListener(WorkerListener, Protocol):
     """A WorkerListener that is also notified of workers that another driver started."""
 
     def back(self, worker: Worker) -> None:
@@ -239,7 +239,7 @@ class AgentsChief(ChiefKeeper):
     """
 
     workers: WorkersWithChief
-    others: ListenerOfAll
+    others: TakeoverListener
 
     def _start(self, chief: WorkerId, launch: Callable[[], Launch]) -> None:
         self.workers.start_chief(chief, launch)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.link import AgentLink
-from elastic_driver.rendezvous.agent_messages import InDoubt, Said
+from elastic_driver.rendezvous.agent_messages import AgentMessage, InDoubt
 from elastic_driver.reporting.chronicle import Chronicle
 from elastic_driver.system.job_clock import CallLater, Timer
 from elastic_driver.words import in_seconds
@@ -101,7 +101,7 @@ class Claim:
     def lost(self, link: AgentLink, why: str) -> None:
         """Do nothing."""
 
-    def take(self, link: AgentLink, message: Said) -> bool:
+    def take(self, link: AgentLink, message: AgentMessage) -> bool:
         """Ignore the message: none from agents concerns the lock."""
         return False
 

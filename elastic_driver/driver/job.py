@@ -20,14 +20,14 @@ from elastic_driver.dialects.torchrun import HANDLED_SIGNALS, TorchrunJob
 from elastic_driver.discovery.caller import CallerDiscovery
 from elastic_driver.discovery.script import ScriptDiscovery
 from elastic_driver.discovery.source import FixedHosts, HostDiscovery, TimedDiscovery
-from elastic_driver.driver.agent_side import Gathering, agents_of, pod_names
+from elastic_driver.driver.agent_side import NodeJob, agents_of, pod_names
 from elastic_driver.driver.build import build
 from elastic_driver.driver.chief import ChiefSide
 from elastic_driver.driver.durable_folder import FolderLock, durable_env
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.driver.other_python import check_python
 from elastic_driver.driver.recording import Recording, Resumed, close, enter, has_journal, recording
-from elastic_driver.driver.trainer_status import TrainerStatus, Way, standing_of
+from elastic_driver.driver.trainer_status import ReportTarget, TrainerStatus, standing_of
 from elastic_driver.errors import SettingsError, TakeoverError, in_words, shortage
 from elastic_driver.health.heartbeats import interval_s
 from elastic_driver.journal.entries import JobFacts
@@ -84,7 +84,7 @@ def run_job(
     *,
     routes: Routes = (),
     early: EarlyAgent | None = None,
-    gathering: Gathering | None = None,
+    node_job: NodeJob | None = None,
     resumed: Resumed | None = None,
 ) -> int:
     """Run a job on this process's own event loop, using its terminal. Blocks until the job has ended.
@@ -93,7 +93,7 @@ def run_job(
         settings: the user's settings.
         routes: routes for workers in addition to the standard ones.
         early: a process that may become this machine's agent; it is ended if it is not needed.
-        gathering: for a job of nodes; None for all others.
+        node_job: for a job of nodes; None for all others.
         resumed: the job to resume; None if a new one may be begun as well.
 
     Returns:
@@ -111,9 +111,9 @@ def run_job(
             # In such a job this machine is like all others, and workers inherit the same variables as there.
             environ=inheritable(os.environ) if settings.has_etcd else None,
         )
-        done = _run_job(settings, routes, local, gathering, resumed)
+        done = _run_job(settings, routes, local, node_job, resumed)
         while not isinstance(done, int):
-            done = _run_job(settings, routes, local, gathering, None, done)
+            done = _run_job(settings, routes, local, node_job, None, done)
         return done
     except (OSError, MemoryError, RuntimeError) as error:
         reason = shortage(error)
@@ -131,7 +131,7 @@ def _run_job(
     given: Settings,
     routes: Routes,
     local: LocalDialler,
-    gathering: Gathering | None,
+    node_job: NodeJob | None,
     resumed: Resumed | None,
     held: HeldJournal | None = None,
 ) -> int | HeldJournal:
@@ -155,14 +155,14 @@ def _run_job(
         if recorded.over is not None:
             return recorded.over
         try:
-            if recorded.before is not None and gathering is None:  # nodes have folders of their own
+            if recorded.before is not None and node_job is None:  # nodes have folders of their own
                 _check_is_no_nodes(recorded.job)
                 enter(recorded.job)
             if suspicions is None:
                 suspicions = _checked(recorded.job.settings, routes, runs_already=recorded.before is not None)
             for suspicion in suspicions:
                 console.warning(suspicion)
-            return _run_recorded(recorded, routes, local, gathering, console)
+            return _run_recorded(recorded, routes, local, node_job, console)
         except Exception as error:
             if recorded.before is None:
                 if isinstance(error, SettingsError) or not shortage(error):
@@ -175,7 +175,7 @@ def _run_job(
 
 
 def _run_recorded(
-    recorded: Recording, routes: Routes, local: LocalDialler, gathering: Gathering | None, console: Console
+    recorded: Recording, routes: Routes, local: LocalDialler, node_job: NodeJob | None, console: Console
 ) -> int | HeldJournal:
     job, journal, before = recorded.job, recorded.journal, recorded.before
     settings, job_id = job.settings, job.job_id
@@ -185,7 +185,7 @@ def _run_recorded(
     if journal is not None:
         journal.at_s = instant.since_start_s
     in_files = None if journal is None else Keeping()
-    leash = None if gathering is None else gathering.leash
+    leash = None if node_job is None else node_job.leash
     with (
         FolderLock.take(settings.durable_dir, job_id, shares=recorded.lock is not None),
         EventLog(settings.event_log, on_warning=console.warning, instant=instant) as event_log,
@@ -225,7 +225,7 @@ def _run_recorded(
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S), begins=None if before is None else before.clock)
         bars = console.bars_shown if leash is None else NO_BARS
-        agents = agents_of(recorded, clock, sink, chronicle, heard_s, local, gathering, on_change, stdin, bars)
+        agents = agents_of(recorded, clock, sink, chronicle, heard_s, local, node_job, on_change, stdin, bars)
         agents.fleet.keepings = tuple(filter(None, (console.keeping, in_files)))
         source = _discovery_of(settings, job_id, clock)
         if not isinstance(source, FixedHosts):
@@ -258,12 +258,12 @@ def _run_recorded(
         else:
             dialect = OurDialect(
                 # Nodes have their own, see agents_of.
-                job.environment if gathering is None else {},
+                job.environment if node_job is None else {},
                 exported=exported,
                 horovod_shim=settings.horovod_shim,
                 horovod_protocol=settings.horovod_protocol,
                 on_change=on_change,
-                torchrun=_torchrun_job(settings, job_id, gathering),
+                torchrun=_torchrun_job(settings, job_id, node_job),
                 tells_as_horovod=settings.is_horovods,
             )
         driver = build(
@@ -348,7 +348,7 @@ async def _run(driver: ElasticDriver, chronicle: Chronicle, leash: Leash | None)
     trainer: TrainerStatus | None = None
     code: int | None = None
     try:
-        if (way := Way.of(os.environ)) is not None:
+        if (way := ReportTarget.of(os.environ)) is not None:
             trainer = TrainerStatus(way, lambda: standing_of(driver.status.document()), chronicle.warning)
     except SettingsError as error:
         chronicle.warning(str(error))
@@ -479,15 +479,15 @@ def _rank_logs(settings: Settings, job_id: str) -> RankLogs | None:
     )
 
 
-def _torchrun_job(settings: Settings, job_id: str, gathering: Gathering | None) -> TorchrunJob:
+def _torchrun_job(settings: Settings, job_id: str, node_job: NodeJob | None) -> TorchrunJob:
     nodes = settings.nodes or Nodes()
-    told = TorchrunJob(nodes.run_id or job_id, role=nodes.role) if gathering is None else gathering.torchrun
+    told = TorchrunJob(nodes.run_id or job_id, role=nodes.role) if node_job is None else node_job.torchrun
     return replace(
         told,
         max_restarts=settings.reset_limit,
         virtual_local_rank=settings.virtual_local_rank,
         signals=settings.more_signals or HANDLED_SIGNALS,
-        macros=gathering is not None or settings.nodes is not None or settings.on_change == RESTART,
+        macros=node_job is not None or settings.nodes is not None or settings.on_change == RESTART,
     )
 
 

@@ -224,7 +224,7 @@ class ElasticDriver:
         """Listen for processes of this machine, and for all others that are expected."""
         settings, ways = self.settings, self.agents.ways
         files = (settings.output_filename is not None) + settings.logs.keeps_files
-        self.server.guests.make_room(
+        self.server.connections.make_room(
             settings.num_proc,
             settings.most_workers,
             connections_each=_CONNECTIONS_EACH,

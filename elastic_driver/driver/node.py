@@ -21,11 +21,11 @@ from pathlib import Path
 
 from elastic_driver.dialects.ours import inheritable
 from elastic_driver.dialects.torchrun import TorchrunJob
-from elastic_driver.driver.agent_side import Gathering
+from elastic_driver.driver.agent_side import NodeJob
 from elastic_driver.driver.endpoint import Endpoint
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import WorkerId, is_host_name
-from elastic_driver.launch.agent.agent import End, Home, How, attend
+from elastic_driver.launch.agent.agent import AgentEnd, End, NodeContext, attend
 from elastic_driver.launch.local.locality import addresses_of
 from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.launch.words import PASSED_ON, Stream
@@ -138,11 +138,11 @@ class Node:
             rendezvous_port=self.place.port,
         )
 
-    def gathering(self) -> Gathering:
+    def node_job(self) -> NodeJob:
         """Return what a driver of the job knows in addition to its settings, while this node is not yet a host."""
         nodes = self.nodes
         others = "" if nodes.most == 1 else f"; the others join it with --rdzv-endpoint {self.place}"
-        return Gathering(
+        return NodeJob(
             token=self.token,
             only_here=self.place.only_here,
             alike=self.alike,
@@ -197,7 +197,7 @@ class Node:
             progress_rank=settings.progress_rank,
             hears_ends=False,
         ) as console:
-            home = Home(
+            home = NodeContext(
                 environ=lambda given: node_environment(own, given),
                 screen=_NodeScreen(console, settings.logs, nodes.role),
                 signals=tuple(signal.Signals[name] for name in settings.more_signals),
@@ -219,11 +219,11 @@ class Node:
     def code_of(self, end: End) -> int | None:
         """Report why the node ends, and return its exit code; None if it continues to wait."""
         match end.how:
-            case How.LOST | How.TOO_LATE | How.NOT_MET:
+            case AgentEnd.LOST | AgentEnd.TOO_LATE | AgentEnd.NOT_MET:
                 return None
-            case How.STRANGE if not self.token:
+            case AgentEnd.STRANGE if not self.token:
                 return None  # that driver has gone
-            case How.OVER:
+            case AgentEnd.OVER:
                 result = "failed" if end.code else "succeeded"
                 say(f"the job has {result}: {end.why}")
             case _:

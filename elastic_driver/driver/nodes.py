@@ -21,7 +21,7 @@ from elastic_driver.driver.node import ENDING_S, LOOK_S, Node, Wait, outlive_sig
 from elastic_driver.errors import SettingsError
 from elastic_driver.etcd.place import EtcdPlace
 from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host
-from elastic_driver.launch.agent.agent import End, How
+from elastic_driver.launch.agent.agent import AgentEnd, End
 from elastic_driver.launch.dial.early import EarlyAgent
 from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.rendezvous.routes import Routes
@@ -119,13 +119,13 @@ class _AtEndpoint:
                     if code is not None:
                         return code
                     why = end.why
-                    if end.how is How.LOST:
+                    if end.how is AgentEnd.LOST:
                         wait = self._node.new_wait()
                         wait.tell(f"{why}; its workers here were ended", at_once=True)
                         continue
-                    elif end.how is How.TOO_LATE:
+                    elif end.how is AgentEnd.TOO_LATE:
                         wait.until = min(wait.until, time.monotonic() + ENDING_S)
-                    elif end.how is How.NOT_MET:
+                    elif end.how is AgentEnd.NOT_MET:
                         continue  # it was reported
                 else:
                     why = f"port {self._node.place.port} of this machine is not a driver's of this user yet"
@@ -135,10 +135,10 @@ class _AtEndpoint:
     def _drive(self, listener: socket.socket) -> int:
         node = self._node
         settings = replace(node.driver_settings(), hosts=(Host(node.name, node.nodes.nproc_per_node),))
-        gathering = replace(
-            node.gathering(), listener=listener, host=node.name, node_rank=node.rank, address=node.address
+        node_job = replace(
+            node.node_job(), listener=listener, host=node.name, node_rank=node.rank, address=node.address
         )
-        return run_job(settings, routes=self._routes, early=EarlyAgent(), gathering=gathering)
+        return run_job(settings, routes=self._routes, early=EarlyAgent(), node_job=node_job)
 
     def _url(self, *, here: bool) -> str:
         """Return the driver's URL; "" if there is none yet. Without a token it is the socket of a job of this user."""

@@ -1,8 +1,8 @@
 """A job of nodes whose journal is in etcd: any of its nodes may drive it, and it continues if that one is lost.
 
 Owns such a node's life. Each node is a host that joins, and has a process beside it that drives the job or stands by
-(:mod:`elastic_driver.driver.beside`). So the loss of the driving node is like that of any other, and its own workers
-are unaffected if only its driver is lost. etcd has the driver's address; only the port of the endpoint counts.
+(:mod:`elastic_driver.driver.node_driver`). So the loss of the driving node is like that of any other, and its own
+workers are unaffected if only its driver is lost. etcd has the driver's address; only the port of the endpoint counts.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from elastic_driver.driver.beside import DriverBeside
 from elastic_driver.driver.job import run_job
 from elastic_driver.driver.node import ENDING_S, LOOK_S, Node, Wait, outlive_signals, say
+from elastic_driver.driver.node_driver import NodeDriver
 from elastic_driver.driver.recording import NothingLeftError
 from elastic_driver.errors import in_words
 from elastic_driver.etcd.client import EtcdClient, EtcdError, EtcdRefusedError
+from elastic_driver.etcd.driver_record import RegisteredDriver, driver_key, parse_driver
 from elastic_driver.etcd.messages import Get
 from elastic_driver.etcd.place import EtcdPlace
-from elastic_driver.etcd.there import DriverThere, driver_key, parse_driver
 from elastic_driver.journal.etcd_records import Ended, ended_key, parse_ended
 from elastic_driver.journal.folder import JournalError
-from elastic_driver.launch.agent.agent import End, How
+from elastic_driver.launch.agent.agent import AgentEnd, End
 from elastic_driver.settings.machines import NO_LAUNCHER
 from elastic_driver.system.leash import Leash, ignore_signals
 from elastic_driver.system.parent import this_command
@@ -48,7 +48,7 @@ class _Look(NamedTuple):
         why: why there is no driver to join, in words.
     """
 
-    there: DriverThere | None = None
+    there: RegisteredDriver | None = None
     has_nobody: bool = False
     ended: Ended | None = None
     ended_last: str = ""
@@ -70,15 +70,15 @@ def drive(node: Node) -> int:
         nodes=replace(nodes, node_rank=None, local_addr=""),
     )
     ignore_signals(settings.more_signals)
-    gathering = replace(
-        node.gathering(),
+    node_job = replace(
+        node.node_job(),
         invitation="this node drives the job; nodes that are started with the same --journal join it",
         leash=Leash(),
     )
     said = ""
     while True:
         try:
-            return run_job(settings, gathering=gathering)
+            return run_job(settings, node_job=node_job)
         except NothingLeftError as error:
             # The driver for which this node has stood by had died before it had begun. If it had ended the job, this
             # node would have been notified, and would have released this process.
@@ -105,7 +105,7 @@ class NodeInEtcd:
 
     def __init__(self, node: Node, place: EtcdPlace, environ: Mapping[str, str]) -> None:
         self._node, self._place = node, place
-        self._beside = DriverBeside(this_command(), environ, has_ended=self._has_another_ended)
+        self._beside = NodeDriver(this_command(), environ, has_ended=self._has_another_ended)
         self._job = ""  # the job of which it was a node
         # The job that had ended last when this node looked for one; None before the first answer.
         self._ended_before: str | None = None
@@ -138,7 +138,7 @@ class NodeInEtcd:
                 continue
             end = self._join(look.there, wait)
             self._job = end.job or self._job
-            if end.how is How.STRANGE:
+            if end.how is AgentEnd.STRANGE:
                 # For the rest of a lease another program than the dead driver may answer there.
                 strange_until = min(strange_until, time.monotonic() + look.there.lease_s + _LATER_S)
                 if time.monotonic() < strange_until:
@@ -148,10 +148,10 @@ class NodeInEtcd:
             code = self._node.code_of(end)
             if code is not None:
                 return self._code_at(end, code)
-            if end.how is How.LOST:
+            if end.how is AgentEnd.LOST:
                 wait = self._node.new_wait()
                 wait.tell(f"{end.why}; its workers here were ended", at_once=True)
-            elif end.how is How.TOO_LATE:
+            elif end.how is AgentEnd.TOO_LATE:
                 wait.until = min(wait.until, time.monotonic() + ENDING_S)
             time.sleep(LOOK_S)
 
@@ -183,13 +183,13 @@ class NodeInEtcd:
             return False
         return ended is not None and self._ended_before is not None and ended.job != self._ended_before
 
-    def _join(self, there: DriverThere, wait: Wait) -> End:
+    def _join(self, there: RegisteredDriver, wait: Wait) -> End:
         first_s = min(_FIRST_S, max(wait.left_s, LOOK_S))
         return self._node.join(there.urls, wait, first_s=first_s, fingerprint=there.fingerprint)
 
     def _code_at(self, end: End, code: int) -> int:
         """Return the node's exit code for such an end: the job's own, if known."""
-        if end.how is not How.OVER or not code:
+        if end.how is not AgentEnd.OVER or not code:
             return code
         self._beside.wait(ENDING_S)  # if it drives the job, it reports the job's end
         ended = self._look().ended

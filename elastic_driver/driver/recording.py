@@ -48,7 +48,7 @@ class NothingLeftError(JournalError):
     """Nothing is left of the job for which this driver has stood by."""
 
 
-class Teller(Protocol):
+class LinePrinter(Protocol):
     """Prints lines for the user, as the console does."""
 
     def line(self, text: str) -> None:
@@ -109,7 +109,7 @@ def has_journal(settings: Settings) -> bool:
 def recording(
     settings: Settings,
     job_id: str,
-    tell: Teller,
+    tell: LinePrinter,
     *,
     resumed: Resumed | None = None,
     held: HeldJournal | None = None,
@@ -165,7 +165,7 @@ def recording(
             raise
 
 
-def _taken(settings: Settings, job_id: str, tell: Teller) -> HeldJournal:
+def _taken(settings: Settings, job_id: str, tell: LinePrinter) -> HeldJournal:
     """Lock the journal in the settings for this process, as :func:`recording` does."""
     place = settings.journal
     assert place is not None, "it is asked for"
@@ -219,7 +219,7 @@ class _Course:
 
 
 def _what_follows(
-    found: Recorded | Closed | None, held: HeldJournal, job_id: str, resumed: Resumed | None, tell: Teller
+    found: Recorded | Closed | None, held: HeldJournal, job_id: str, resumed: Resumed | None, tell: LinePrinter
 ) -> _Over | _Course:
     """Decide what a driver does with this content of its journal. Raises the errors of :func:`recording`."""
     there = _job_in(found)
@@ -264,7 +264,7 @@ def _what_follows(
 
 
 def _begun(
-    settings: Settings, held: HeldJournal, last: int, course: _Course, tell: Teller
+    settings: Settings, held: HeldJournal, last: int, course: _Course, tell: LinePrinter
 ) -> tuple[Recording, Journal]:
     """Create the recording of the job as it continues or begins, and its journal, without records of this driver.
 
@@ -293,7 +293,7 @@ def _begun(
     return recorded, journal
 
 
-def close(journal: Journal, exit_code: int, tell: Teller, *, is_in_vain: bool = False) -> bool:
+def close(journal: Journal, exit_code: int, tell: LinePrinter, *, is_in_vain: bool = False) -> bool:
     """Remove the records of a job that has ended, except those that led to an internal error of the driver.
 
     Args:
@@ -391,7 +391,7 @@ def _awaited(found: Recorded | Closed | None, held: HeldJournal) -> str:
     )
 
 
-def _can_be_taken_over(found: Recorded, tell: Teller, *, follows: str) -> bool:
+def _can_be_taken_over(found: Recorded, tell: LinePrinter, *, follows: str) -> bool:
     """Return whether any agent is left that could come back. Otherwise report that the job is over."""
     if any(map(may_come_back, found.facts.agents.values())):
         return True
@@ -422,7 +422,7 @@ def _was_ours(found: Recorded | Closed | None, held: HeldJournal) -> bool:
     return held.is_of_this_command
 
 
-def _warn_of_differences(given: Settings, kept: Settings, tell: Teller) -> None:
+def _warn_of_differences(given: Settings, kept: Settings, tell: LinePrinter) -> None:
     """Warn of flags that differ from those of the job that is taken over. Omits their values, e.g. of -x."""
     names = (each.name for each in fields(Settings) if each.name not in _OF_NOW)
     differ = (name for name in names if getattr(given, name) != getattr(kept, name))

@@ -17,7 +17,7 @@ from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
-from elastic_driver.rendezvous.agent_messages import Said, Stacked, StacksTold, TakeStacks, worker_named
+from elastic_driver.rendezvous.agent_messages import AgentMessage, Stacked, StacksTold, TakeStacks, worker_named
 from elastic_driver.rendezvous.routes import OPERATOR, Route, RouteRequest, Routes
 from elastic_driver.reporting.stacks_text import stacks_text
 
@@ -131,7 +131,7 @@ class Stacks:
             if link in asked.left:
                 asked.answered(link)
 
-    def take(self, link: AgentLink, message: Said) -> bool:
+    def take(self, link: AgentLink, message: AgentMessage) -> bool:
         """Handle an agent's message about stacks. Return whether it was one.
 
         Raises:

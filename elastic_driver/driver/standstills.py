@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from elastic_driver.core.standing import Doing, standing_of
+from elastic_driver.core.standing import JobActivity, standing_of
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.reporting.chronicle import Chronicle
@@ -65,4 +65,4 @@ class DriverStandstills:
     def _round_that_trains(self) -> int:
         """Return the number of the round that trains; 0 for none."""
         state = self._stepper.state
-        return state.round_id if standing_of(state).doing is Doing.TRAINING else 0
+        return state.round_id if standing_of(state).doing is JobActivity.TRAINING else 0

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from elastic_driver.core.assignment import places_of
 from elastic_driver.core.events import Command, GiveUpHost
 from elastic_driver.core.redo import HostLevels, OlderStateError, redo, unknown
-from elastic_driver.core.standing import Doing, standing_of
+from elastic_driver.core.standing import JobActivity, standing_of
 from elastic_driver.core.state import State, WorkerPhase, chief_of, record_of
 from elastic_driver.driver.agent_requests import AgentRequests
-from elastic_driver.driver.chief import ListenerOfAll
+from elastic_driver.driver.chief import TakeoverListener
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousProtocolError
@@ -71,7 +71,7 @@ class Parts:
     workers: Workers
     meetings: Meetings
     warming: Warming
-    worker_events: ListenerOfAll
+    worker_events: TakeoverListener
     rounds: Rounds
     requests: AgentRequests
     chronicle: Chronicle
@@ -141,7 +141,7 @@ class Takeover:
         parts, state = self._parts, self._parts.stepper.state
         self._trained = frozenset(state.members)
         self._trained_on = frozenset(worker.hostname for worker in state.members)
-        self._trains = standing_of(state).doing in (Doing.TRAINING, Doing.FINISHING)
+        self._trains = standing_of(state).doing in (JobActivity.TRAINING, JobActivity.FINISHING)
         names = {record.worker.hostname for record in state.workers}
         names |= {worker.hostname for worker in state.members} | {host.name for host in state.hosts}
         if state.policy.has_chief:

@@ -84,7 +84,7 @@ def standing_of(status: Mapping[str, Any]) -> Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ReportTarget:
     """Where to send reports: the address, and the files of the authority and of the token, which change meanwhile."""
 
     url: str
@@ -92,7 +92,7 @@ class Way:
     token: Path
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Way | None:
+    def of(cls, environ: Mapping[str, str]) -> ReportTarget | None:
         """Read this from the environment that Trainer has set; None if it has not, or if reports are disabled.
 
         Raises:
@@ -143,7 +143,7 @@ class TrainerStatus:
         warn: called once when sending fails, and again only after it has succeeded.
     """
 
-    def __init__(self, way: Way, look: Callable[[], Standing], warn: Callable[[str], None]) -> None:
+    def __init__(self, way: ReportTarget, look: Callable[[], Standing], warn: Callable[[str], None]) -> None:
         self._way = way
         self._look = look
         self._warn = warn

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_driver.core.standing import Doing, standing_of
+from elastic_driver.core.standing import JobActivity, standing_of
 from elastic_driver.core.state import State
 from elastic_driver.health.findings import Stalled, StallEnded
 from elastic_driver.health.hangs import HangWatch
@@ -38,10 +38,10 @@ class StallWatch:
             is_replaced: whether another round has begun.
         """
         doing = standing_of(state).doing
-        trains = doing is Doing.TRAINING
+        trains = doing is JobActivity.TRAINING
         found: list[Stalled | StallEnded] = []
         if (is_replaced or not trains) and self._trains_since is not None:
-            is_broken = is_replaced or doing in (Doing.FORMING, Doing.WAITING_FOR_SLOTS)
+            is_broken = is_replaced or doing in (JobActivity.FORMING, JobActivity.WAITING_FOR_SLOTS)
             stall = self._find(state, now, self._trains_since, is_broken=is_broken)
             found = ([] if stall is None else self._begin(stall, now)) + self._end(now, resumed=False)
             self._trains_since = None

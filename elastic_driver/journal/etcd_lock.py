@@ -23,9 +23,9 @@ from typing import Self
 from elastic_driver import codec
 from elastic_driver.errors import in_words
 from elastic_driver.etcd.client import NOT_FOUND, EtcdClient, EtcdError, EtcdRefusedError, EtcdUnreachableError
+from elastic_driver.etcd.driver_record import RegisteredDriver, driver_key, encode
 from elastic_driver.etcd.messages import Compare, Created, Delete, Get, KeyValue, Modified, Put
 from elastic_driver.etcd.place import EtcdPlace
-from elastic_driver.etcd.there import DriverThere, driver_key, encode
 from elastic_driver.journal.etcd_records import Ended, Found, ended_key, head_key, parse_ended, parse_head
 from elastic_driver.journal.etcd_waiting import LEASE_S, Waiting, held, there_in
 from elastic_driver.journal.folder import JournalHeldError, Signature
@@ -75,7 +75,7 @@ class EtcdLock:
         cluster_id: the id of its etcd cluster.
     """
 
-    def __init__(self, place: EtcdPlace, there: DriverThere) -> None:
+    def __init__(self, place: EtcdPlace, there: RegisteredDriver) -> None:
         self.place = place
         self.on_doubt: Callable[[], object] = lambda: None
         self.on_lost: Callable[[], object] = lambda: None
@@ -134,7 +134,7 @@ class EtcdLock:
             OSError: etcd does not respond, or rejects the request.
             SettingsError: as EtcdClient raises it.
         """
-        lock = cls(place, DriverThere(job_id, platform.node(), name_of_this_process()))
+        lock = cls(place, RegisteredDriver(job_id, platform.node(), name_of_this_process()))
         client = EtcdClient(place)
         try:
             waiting = Waiting(place, key_name, on_wait, look, stands_by=stands_by)
@@ -173,7 +173,7 @@ class EtcdLock:
             return self._lease_s
 
     @property
-    def there(self) -> DriverThere:
+    def there(self) -> RegisteredDriver:
         """The published entry of this driver."""
         with self._mutex:
             return self._there
@@ -414,7 +414,7 @@ class EtcdLock:
                 self._is_published = is_there and self._there == there
         return is_there
 
-    def _say(self, there: DriverThere) -> None:
+    def _say(self, there: RegisteredDriver) -> None:
         if self._there != there:
             self._there, self._is_published = there, False
             self._news.set()

@@ -20,10 +20,10 @@ from typing import NamedTuple
 from elastic_driver import codec
 from elastic_driver.codec import Count
 from elastic_driver.etcd.client import EtcdClient, EtcdError, EtcdRefusedError
+from elastic_driver.etcd.driver_record import driver_key
 from elastic_driver.etcd.messages import Get, KeyValue, end_of
 from elastic_driver.etcd.place import EtcdPlace
 from elastic_driver.etcd.sealed import OVERHEAD, Secret, UnsealError
-from elastic_driver.etcd.there import driver_key
 from elastic_driver.journal.file import MOST_BODY
 from elastic_driver.journal.folder import JournalError
 

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 from elastic_driver import codec
 from elastic_driver.etcd.client import EtcdClient
+from elastic_driver.etcd.driver_record import driver_key
 from elastic_driver.etcd.messages import Compare, Delete, Get, Modified, Operation, Put, end_of
 from elastic_driver.etcd.sealed import Seal, Secret
-from elastic_driver.etcd.there import driver_key
 from elastic_driver.journal.etcd_lock import EtcdLock, LockLostError
 from elastic_driver.journal.etcd_records import (
     AT_ONCE,

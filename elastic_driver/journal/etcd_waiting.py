@@ -12,9 +12,9 @@ from collections.abc import Callable
 from elastic_driver.codec import CodecError
 from elastic_driver.errors import in_words
 from elastic_driver.etcd.client import EtcdClient, EtcdError
+from elastic_driver.etcd.driver_record import RegisteredDriver, decode
 from elastic_driver.etcd.messages import Created, Delete, KeyValue
 from elastic_driver.etcd.place import EtcdPlace
-from elastic_driver.etcd.there import DriverThere, decode
 from elastic_driver.journal.etcd_records import check_key, head_key, parse_head
 from elastic_driver.journal.folder import JournalHeldError
 from elastic_driver.system.parent import Interruption
@@ -139,7 +139,7 @@ class Waiting:
             self._on_wait(text)
 
 
-def there_in(holder: KeyValue) -> DriverThere | None:
+def there_in(holder: KeyValue) -> RegisteredDriver | None:
     """Return the holder of the key; None if another version, or another program, has written it."""
     try:
         return decode(holder.value)
@@ -160,14 +160,14 @@ def _is_dead(process: ProcessName) -> bool:
     return True
 
 
-def _who(there: DriverThere | None) -> str:
+def _who(there: RegisteredDriver | None) -> str:
     if there is None:
         return "another process"
     pid = pid_in(there.process)
     return f"{f'process {pid}' if pid else 'a process'} on {there.machine}"
 
 
-def held(place: EtcdPlace, there: DriverThere | None) -> JournalHeldError:
+def held(place: EtcdPlace, there: RegisteredDriver | None) -> JournalHeldError:
     """Create the error that another driver has the lock."""
     whom = f"job {there.job}" if there is not None and there.job else "another job"
     return JournalHeldError(f"cannot use {place} (--journal): {whom} is driven by {_who(there)}")

@@ -43,16 +43,16 @@ from elastic_driver.kubernetes.objects import LABEL_JOB, Object
 from elastic_driver.kubernetes.plan import (
     Action,
     Create,
+    CreateEvent,
     Delete,
     DeleteJob,
     Drain,
-    DriverSays,
+    DriverReport,
     EndTraining,
     MakeSshKeys,
     MakeTokens,
     Observed,
     Plan,
-    Tell,
     Update,
     plan,
 )
@@ -108,7 +108,7 @@ class Controller:
         self,
         api: Api,
         *,
-        ask_status: Callable[[str, bytes], DriverSays | None] = ask_status,
+        ask_status: Callable[[str, bytes], DriverReport | None] = ask_status,
         ask_drain: Callable[[str, bytes, str, float], str | None] = ask_drain,
         ask_end: Callable[[str, bytes], str | None] = ask_end,
         clock: Callable[[], float] = time.time,
@@ -279,7 +279,7 @@ class Controller:
             case EndTraining():
                 said = await self._ask(self._ask_end, ElasticJob.of(body).driver_url, key)
                 _log.info("end of %s: %s", body["metadata"]["name"], said or "no driver answers")
-            case Tell(reason, message, warning):
+            case CreateEvent(reason, message, warning):
                 try:
                     await self._tell(body, reason, message, warning=warning)
                 except ApiException as error:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastic_driver.errors import RendezvousError
-from elastic_driver.kubernetes.plan import DriverSays
+from elastic_driver.kubernetes.plan import DriverReport
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.messages import DrainHostRequest
@@ -22,7 +22,7 @@ _PATIENCE_S = 3.0
 _log = logging.getLogger("elastic_driver.kubernetes")
 
 
-def ask_status(url: str, key: bytes) -> DriverSays | None:
+def ask_status(url: str, key: bytes) -> DriverReport | None:
     """Request the status of the driver at this address.
 
     Returns:
@@ -53,14 +53,14 @@ def ask_end(url: str, key: bytes) -> str | None:
     return None if reply is None else reply.text
 
 
-def read_status(answer: Mapping[str, Any]) -> DriverSays:
+def read_status(answer: Mapping[str, Any]) -> DriverReport:
     """Parse the part of ``GET /v1/status`` that is used here.
 
     Raises:
         KeyError, TypeError, ValueError, OverflowError: the answer has another format.
     """
     workers = answer["workers"]
-    return DriverSays(
+    return DriverReport(
         explain=str(answer["explain"])[:1024],
         round_id=int(answer["round_id"]),
         hosts=frozenset(str(host["name"]) for host in answer["hosts"]),

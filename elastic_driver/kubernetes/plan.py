@@ -36,7 +36,7 @@ _FINISHED = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
-class DriverSays:
+class DriverReport:
     """The status of a job's driver.
 
     Attributes:
@@ -79,7 +79,7 @@ class Observed:
     account: Object | None = None
     role: Object | None = None
     binding: Object | None = None
-    driver: DriverSays | None = None
+    driver: DriverReport | None = None
     now: float = 0.0
 
 
@@ -134,7 +134,7 @@ class EndTraining:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class CreateEvent:
     """Create an event of the resource."""
 
     reason: str
@@ -147,7 +147,7 @@ class DeleteJob:
     """Delete the resource: its TTL has expired."""
 
 
-Action = Create | MakeTokens | MakeSshKeys | Update | Delete | Drain | EndTraining | Tell | DeleteJob
+Action = Create | MakeTokens | MakeSshKeys | Update | Delete | Drain | EndTraining | CreateEvent | DeleteJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def _refuse(body: Mapping[str, Any], seen: Observed, why: str) -> Plan:
     conditions = _with_condition(seen.status.get("conditions"), "Failed", "InvalidSpec", why, seen.now)
     status = {**seen.status, "conditions": conditions, "observedGeneration": body["metadata"].get("generation", 0)}
     is_news = known is None or known.get("message") != why
-    return Plan((Tell("InvalidSpec", why, warning=True),) if is_news else (), status)
+    return Plan((CreateEvent("InvalidSpec", why, warning=True),) if is_news else (), status)
 
 
 class _Planner:
@@ -257,7 +257,9 @@ class _Planner:
             self._failures[str(index)] = min(count + 1, 16)
             why = (pod.get("status") or {}).get("reason") or _phase(pod)
             self._actions += [
-                Tell("WorkerEnded", f"pod {_name(pod)} has ended ({why}) while the job runs: made anew", warning=True),
+                CreateEvent(
+                    "WorkerEnded", f"pod {_name(pod)} has ended ({why}) while the job runs: made anew", warning=True
+                ),
                 Delete(pod),
             ]
         for pod in self._pods:
@@ -337,7 +339,7 @@ class _Planner:
                 # From now on the pod's removal is final, even if the job grows again meanwhile.
                 since = seen.now
                 self._actions.append(Update(pod, {"metadata": {"annotations": {DRAINED_SINCE: _time(seen.now)}}}))
-                self._actions.append(Tell("Draining", f"pod {_name(pod)} is to go: its workers leave first"))
+                self._actions.append(CreateEvent("Draining", f"pod {_name(pod)} is to go: its workers leave first"))
             left_s = since + job.drain_s - seen.now
             driver = seen.driver
             has_left = (
@@ -347,7 +349,7 @@ class _Planner:
                 self._actions.append(Delete(pod))
             elif left_s <= 0 and not is_fresh:
                 text = f"pod {_name(pod)} is deleted: its workers had not left it after {job.drain_s} s"
-                self._actions += [Tell("DrainTimeout", text, warning=True), Delete(pod)]
+                self._actions += [CreateEvent("DrainTimeout", text, warning=True), Delete(pod)]
             else:
                 if driver is not None and host in driver.hosts and host not in driver.drained:
                     self._actions.append(Drain(host, left_s))
@@ -362,7 +364,7 @@ class _Planner:
             if is_due and not _is_ending(pod):
                 self._actions.append(Delete(pod))
         if _condition(self._seen.status, end[0]) is None:
-            self._actions.append(Tell(end[0], end[1], warning=end[0] == "Failed"))
+            self._actions.append(CreateEvent(end[0], end[1], warning=end[0] == "Failed"))
 
     # --- the status ---------------------------------------------------------------------------------------------------
 
@@ -395,7 +397,7 @@ class _Planner:
             sentence = re.sub(r"[0-9.]+", "N", driver.explain)
             since_s = self._seen.now - (_seconds_of(told.get("at")) or 0.0)
             if sentence != told.get("sentence") and since_s >= TELL_S:
-                self._actions.append(Tell("Explain", driver.explain))
+                self._actions.append(CreateEvent("Explain", driver.explain))
                 told = {"sentence": sentence, "at": _time(self._seen.now)}
         if told:
             status["told"] = told

@@ -111,10 +111,10 @@ class Bootstrap(Body):
         return cls.from_json(line)
 
 
-_REGISTER: dict[str, type[Said]] = {}
+_REGISTER: dict[str, type[AgentMessage]] = {}
 
 
-class Said:
+class AgentMessage:
     """A message as a value. Subclasses are frozen dataclasses; a field ``blob`` is sent as bytes, beside the JSON.
 
     Attributes:
@@ -138,7 +138,7 @@ class Said:
         return Message(self.name, values, values.pop("blob", b""))
 
 
-def said(message: Message) -> Said:
+def decoded(message: Message) -> AgentMessage:
     """Decode a message.
 
     Raises:
@@ -149,7 +149,7 @@ def said(message: Message) -> Said:
         raise RendezvousProtocolError(f"cannot read message: there is none called {message.name[:40]!r}")
     has_blob = message.blob or "blob" in kind.__annotations__
     try:
-        value: Said = from_data(kind, {**message.fields, "blob": message.blob} if has_blob else message.fields)
+        value: AgentMessage = from_data(kind, {**message.fields, "blob": message.blob} if has_blob else message.fields)
     except CodecError as error:
         raise RendezvousProtocolError(f"cannot read message {message.name}: {error}") from None
     return value
@@ -179,7 +179,7 @@ def version_of(message: Message) -> str:
 
 
 @dataclass(frozen=True)
-class Hello(Said, name="hello"):
+class Hello(AgentMessage, name="hello"):
     """Agent to driver, first on each connection.
 
     Attributes:
@@ -228,7 +228,7 @@ class Hello(Said, name="hello"):
 
 
 @dataclass(frozen=True)
-class Welcome(Said, name="welcome"):
+class Welcome(AgentMessage, name="welcome"):
     """Driver to agent, the answer to a hello.
 
     If the hello names another driver, the channel begins anew at both ends: both number their messages from 1 again,
@@ -280,7 +280,7 @@ class Welcome(Said, name="welcome"):
 
 
 @dataclass(frozen=True)
-class InDoubt(Said, name="in_doubt"):
+class InDoubt(AgentMessage, name="in_doubt"):
     """Whether another driver may have taken over the job, since this one cannot reach etcd. A level; initially
     false.
     """
@@ -289,7 +289,7 @@ class InDoubt(Said, name="in_doubt"):
 
 
 @dataclass(frozen=True)
-class Refused(Said, name="refused"):
+class Refused(AgentMessage, name="refused"):
     """Driver to agent, the other answer to a hello: the agent ends its workers, if any, and itself.
 
     Attributes:
@@ -307,7 +307,7 @@ class Refused(Said, name="refused"):
 
 
 @dataclass(frozen=True)
-class Start(Said, name="start"):
+class Start(AgentMessage, name="start"):
     """Start a worker. Answered by Started or NotStarted. The agent adds its own variables to the environment.
 
     Attributes:
@@ -333,7 +333,7 @@ class Start(Said, name="start"):
 
 
 @dataclass(frozen=True)
-class Input(Said, name="input"):
+class Input(AgentMessage, name="input"):
     """Data for the standard input of a worker. Answered by InputTaken.
 
     Attributes:
@@ -347,7 +347,7 @@ class Input(Said, name="input"):
 
 
 @dataclass(frozen=True)
-class Resize(Said, name="resize"):
+class Resize(AgentMessage, name="resize"):
     """The terminal of a worker has a new size."""
 
     worker: str
@@ -356,7 +356,7 @@ class Resize(Said, name="resize"):
 
 
 @dataclass(frozen=True)
-class Stop(Said, name="stop"):
+class Stop(AgentMessage, name="stop"):
     """Send a signal to the worker's process tree, and SIGKILL after the grace period.
 
     Attributes:
@@ -373,7 +373,7 @@ class Stop(Said, name="stop"):
 
 
 @dataclass(frozen=True)
-class Kill(Said, name="kill"):
+class Kill(AgentMessage, name="kill"):
     """Send SIGKILL to the worker's process tree.
 
     Attributes:
@@ -388,7 +388,7 @@ class Kill(Said, name="kill"):
 
 
 @dataclass(frozen=True)
-class PassOn(Said, name="pass_on"):
+class PassOn(AgentMessage, name="pass_on"):
     """Send a signal to each running worker here, as somebody has sent it to the driver.
 
     Attributes:
@@ -399,24 +399,24 @@ class PassOn(Said, name="pass_on"):
 
 
 @dataclass(frozen=True)
-class KillAll(Said, name="kill_all"):
+class KillAll(AgentMessage, name="kill_all"):
     """Send SIGKILL now to all remaining processes of all workers."""
 
 
 @dataclass(frozen=True)
-class Labels(Said, name="labels"):
+class Labels(AgentMessage, name="labels"):
     """Set the labels in the prefix of the workers' output."""
 
     labels: dict[str, str]
 
 
 @dataclass(frozen=True)
-class WarmUp(Said, name="warm_up"):
+class WarmUp(AgentMessage, name="warm_up"):
     """Allow later workers to be forked from a warmed process."""
 
 
 @dataclass(frozen=True)
-class Prepare(Said, name="prepare"):
+class Prepare(AgentMessage, name="prepare"):
     """Prepare for workers like this, which may be started here soon: import what they import. Answered by Prepared.
 
     Attributes:
@@ -428,14 +428,14 @@ class Prepare(Said, name="prepare"):
 
 
 @dataclass(frozen=True)
-class Round(Said, name="round"):
+class Round(AgentMessage, name="round"):
     """A round has begun: drop the keys of the one before. Sent to all agents, with members on their host or not."""
 
     round_id: int
 
 
 @dataclass(frozen=True)
-class Reply(Said, name="reply"):
+class Reply(AgentMessage, name="reply"):
     """The answer to the request in a Ready."""
 
     worker: str
@@ -443,7 +443,7 @@ class Reply(Said, name="reply"):
 
 
 @dataclass(frozen=True)
-class RoundRefused(Said, name="round_refused"):
+class RoundRefused(AgentMessage, name="round_refused"):
     """The other answer: the request in a Ready is rejected."""
 
     worker: str
@@ -451,14 +451,14 @@ class RoundRefused(Said, name="round_refused"):
 
 
 @dataclass(frozen=True)
-class NoticeSet(Said, name="notice"):
+class NoticeSet(AgentMessage, name="notice"):
     """The current notice, a level. Also sent after a welcome."""
 
     notice: Notice
 
 
 @dataclass(frozen=True)
-class Answer(Said, name="answer"):
+class Answer(AgentMessage, name="answer"):
     """The answer to an Ask: status and body."""
 
     number: int
@@ -467,7 +467,7 @@ class Answer(Said, name="answer"):
 
 
 @dataclass(frozen=True)
-class Value(Said, name="value"):
+class Value(AgentMessage, name="value"):
     """A wanted key of the current round."""
 
     round_id: int
@@ -477,7 +477,7 @@ class Value(Said, name="value"):
 
 
 @dataclass(frozen=True)
-class Values(Said, name="values"):
+class Values(AgentMessage, name="values"):
     """All keys of a scope, packed (:mod:`~elastic_driver.rendezvous.entries`): at least as many as were wanted."""
 
     round_id: int
@@ -486,7 +486,7 @@ class Values(Said, name="values"):
 
 
 @dataclass(frozen=True)
-class Listen(Said, name="listen"):
+class Listen(AgentMessage, name="listen"):
     """For a network check: listen where workers would. Answered by Listening. Replaces an earlier one.
 
     Attributes:
@@ -507,7 +507,7 @@ class Listen(Said, name="listen"):
 
 
 @dataclass(frozen=True)
-class Probe(Said, name="probe"):
+class Probe(AgentMessage, name="probe"):
     """Measure whether agents that listen for a check can be reached, and how fast. Answered by one Probed for all.
 
     Attributes:
@@ -530,14 +530,14 @@ class Probe(Said, name="probe"):
 
 
 @dataclass(frozen=True)
-class Unlisten(Said, name="unlisten"):
+class Unlisten(AgentMessage, name="unlisten"):
     """Stop listening: the check is over."""
 
     check: int
 
 
 @dataclass(frozen=True)
-class HoldPort(Said, name="hold_port"):
+class HoldPort(AgentMessage, name="hold_port"):
     """Reserve a port for rank 0 of a generation of workers. Answered by PortHeld.
 
     Attributes:
@@ -552,14 +552,14 @@ class HoldPort(Said, name="hold_port"):
 
 
 @dataclass(frozen=True)
-class LetGo(Said, name="let_go"):
+class LetGo(AgentMessage, name="let_go"):
     """Release the port of that generation."""
 
     generation: int
 
 
 @dataclass(frozen=True)
-class TakeStacks(Said, name="stacks"):
+class TakeStacks(AgentMessage, name="stacks"):
     """Take the stacks of these workers, or of all that run. Answered by Stacked for each, then StacksTold.
 
     Attributes:
@@ -572,7 +572,7 @@ class TakeStacks(Said, name="stacks"):
 
 
 @dataclass(frozen=True)
-class Close(Said, name="close"):
+class Close(AgentMessage, name="close"):
     """Kill what still runs, forward its output, send Bye, and end.
 
     Attributes:
@@ -635,7 +635,7 @@ class PortLevel:
 
 
 @dataclass(frozen=True)
-class Levels(Said, name="levels"):
+class Levels(AgentMessage, name="levels"):
     """The agent's full state: its workers' processes, and its orders. Its first message to a driver that has replaced
     another.
 
@@ -660,7 +660,7 @@ class Levels(Said, name="levels"):
 
 
 @dataclass(frozen=True)
-class Started(Said, name="started"):
+class Started(AgentMessage, name="started"):
     """A worker's process runs.
 
     Attributes:
@@ -677,7 +677,7 @@ class Started(Said, name="started"):
 
 
 @dataclass(frozen=True)
-class InputTaken(Said, name="input_taken"):
+class InputTaken(AgentMessage, name="input_taken"):
     """This many bytes of its Input are in the worker's terminal or pipe, or nobody reads them any more."""
 
     worker: str
@@ -685,7 +685,7 @@ class InputTaken(Said, name="input_taken"):
 
 
 @dataclass(frozen=True)
-class Shown(Said, name="shown"):
+class Shown(AgentMessage, name="shown"):
     """Raw output of a worker to its terminal. Output carries the same in lines."""
 
     worker: str
@@ -693,14 +693,14 @@ class Shown(Said, name="shown"):
 
 
 @dataclass(frozen=True)
-class Interrupted(Said, name="interrupted", lasts=True):
+class Interrupted(AgentMessage, name="interrupted", lasts=True):
     """Ctrl-C was pressed on a worker's terminal while no program there was reading keys itself."""
 
     worker: str
 
 
 @dataclass(frozen=True)
-class NotStarted(Said, name="not_started", lasts=True):
+class NotStarted(AgentMessage, name="not_started", lasts=True):
     """The worker could not be started. ``bad_command``: it could not be started anywhere."""
 
     worker: str
@@ -709,7 +709,7 @@ class NotStarted(Said, name="not_started", lasts=True):
 
 
 @dataclass(frozen=True)
-class Dying(Said, name="dying", lasts=True):
+class Dying(AgentMessage, name="dying", lasts=True):
     """A worker is about to fail. ``returncode`` is null if not known yet; ``how`` describes the end in words.
 
     ``error_file``: content of its error file; "" for none. ``error_age_s``: how long ago it was written; null for none.
@@ -728,7 +728,7 @@ class Dying(Said, name="dying", lasts=True):
 
 
 @dataclass(frozen=True)
-class Exited(Said, name="exited", lasts=True):
+class Exited(AgentMessage, name="exited", lasts=True):
     """A worker's process is dead. Its output until then has been sent, unless the driver does not accept it.
 
     ``error_file``, ``error_age_s``, ``note``, ``error_at``: as in Dying.
@@ -744,21 +744,21 @@ class Exited(Said, name="exited", lasts=True):
 
 
 @dataclass(frozen=True)
-class Finished(Said, name="finished", lasts=True):
+class Finished(AgentMessage, name="finished", lasts=True):
     """All descendants of a dead worker are gone, and its output is read to the end. This is its last message."""
 
     worker: str
 
 
 @dataclass(frozen=True)
-class Spared(Said, name="spared", lasts=True):
+class Spared(AgentMessage, name="spared", lasts=True):
     """A worker was not killed, because its script has ended (Kill.exits)."""
 
     worker: str
 
 
 @dataclass(frozen=True)
-class Output(Said, name="output", lasts=True):
+class Output(AgentMessage, name="output", lasts=True):
     """Whole lines written by a worker, with prefix and newline. ``stream``: "stdout" or "stderr"."""
 
     worker: str
@@ -767,7 +767,7 @@ class Output(Said, name="output", lasts=True):
 
 
 @dataclass(frozen=True)
-class Redrawn(Said, name="redrawn"):
+class Redrawn(AgentMessage, name="redrawn"):
     """The current state of a line that a worker redraws (a progress bar). Output carries its last state.
 
     Attributes:
@@ -786,21 +786,21 @@ class Redrawn(Said, name="redrawn"):
 
 
 @dataclass(frozen=True)
-class Ready(Said, name="ready"):
+class Ready(AgentMessage, name="ready"):
     """A worker asks for its round. Sent again only if the request changes."""
 
     request: NextRoundRequest
 
 
 @dataclass(frozen=True)
-class Running(Said, name="running"):
+class Running(AgentMessage, name="running"):
     """Report that a member trains."""
 
     report: RunningReport
 
 
 @dataclass(frozen=True)
-class Heard(Said, name="heard"):
+class Heard(AgentMessage, name="heard"):
     """The workers that sent a heartbeat since the last message of this kind.
 
     Attributes:
@@ -815,21 +815,21 @@ class Heard(Said, name="heard"):
 
 
 @dataclass(frozen=True)
-class VitalsSeen(Said, name="vitals"):
+class VitalsSeen(AgentMessage, name="vitals"):
     """The vitals of workers. Encoded as rows: a driver of thousands receives each once a second."""
 
     workers: dict[str, Annotated[Vitals, ROW]]
 
 
 @dataclass(frozen=True)
-class FiguresSeen(Said, name="figures"):
+class FiguresSeen(AgentMessage, name="figures"):
     """New figures that trainings have reported, by worker and name. null: NaN or infinite."""
 
     workers: dict[str, Annotated[dict[str, float | None], Within(0, MOST_NAMES)]]
 
 
 @dataclass(frozen=True)
-class NoFigures(Said, name="no_figures", lasts=True):
+class NoFigures(AgentMessage, name="no_figures", lasts=True):
     """A worker has reported something that is not a figure; sent for one worker of a host."""
 
     worker: str
@@ -837,14 +837,14 @@ class NoFigures(Said, name="no_figures", lasts=True):
 
 
 @dataclass(frozen=True)
-class GpusSeen(Said, name="gpus"):
+class GpusSeen(AgentMessage, name="gpus"):
     """A reading of the host's GPUs."""
 
     look: GpuLook
 
 
 @dataclass(frozen=True)
-class OnDisk(Said, name="on_disk"):
+class OnDisk(AgentMessage, name="on_disk"):
     """A worker's report on its commits on disk."""
 
     worker: str
@@ -852,7 +852,7 @@ class OnDisk(Said, name="on_disk"):
 
 
 @dataclass(frozen=True)
-class Ask(Said, name="ask"):
+class Ask(AgentMessage, name="ask"):
     """A worker's request that the driver itself answers: leave, status, publish, outcome, call, store.
 
     Attributes:
@@ -871,7 +871,7 @@ class Ask(Said, name="ask"):
 
 
 @dataclass(frozen=True)
-class Put(Said, name="put"):
+class Put(AgentMessage, name="put"):
     """A worker sets a key of the current round."""
 
     round_id: int
@@ -881,7 +881,7 @@ class Put(Said, name="put"):
 
 
 @dataclass(frozen=True)
-class Want(Said, name="want"):
+class Want(AgentMessage, name="want"):
     """Workers wait for a key (then ``count`` is 0), or for that many keys of the scope. Answered by Value or Values, if
     ever; sent once for all workers of the host.
     """
@@ -893,12 +893,12 @@ class Want(Said, name="want"):
 
 
 @dataclass(frozen=True)
-class Prepared(Said, name="prepared"):
+class Prepared(AgentMessage, name="prepared"):
     """The agent knows whether workers can be forked here (then Warmed came before) or have to start afresh."""
 
 
 @dataclass(frozen=True)
-class Warmed(Said, name="warmed"):
+class Warmed(AgentMessage, name="warmed"):
     """Workers can be forked from now on: the warmed process's id, and the seconds that warming took."""
 
     pid: int
@@ -906,14 +906,14 @@ class Warmed(Said, name="warmed"):
 
 
 @dataclass(frozen=True)
-class Warning(Said, name="warning", lasts=True):
+class Warning(AgentMessage, name="warning", lasts=True):
     """A warning for the user."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Listening(Said, name="listening"):
+class Listening(AgentMessage, name="listening"):
     """The answer to a Listen: the port, or 0 and why there is none."""
 
     check: int
@@ -922,7 +922,7 @@ class Listening(Said, name="listening"):
 
 
 @dataclass(frozen=True)
-class Probed(Said, name="probed"):
+class Probed(AgentMessage, name="probed"):
     """The answer to a Probe. Each host is in ``rtt_s`` or in ``failures``.
 
     Attributes:
@@ -939,7 +939,7 @@ class Probed(Said, name="probed"):
 
 
 @dataclass(frozen=True)
-class Stacked(Said, name="stacked"):
+class Stacked(AgentMessage, name="stacked"):
     """The stacks of a worker.
 
     Attributes:
@@ -963,14 +963,14 @@ class Stacked(Said, name="stacked"):
 
 
 @dataclass(frozen=True)
-class StacksTold(Said, name="stacks_told"):
+class StacksTold(AgentMessage, name="stacks_told"):
     """All answers to that TakeStacks were sent."""
 
     number: int
 
 
 @dataclass(frozen=True)
-class PortHeld(Said, name="port_held"):
+class PortHeld(AgentMessage, name="port_held"):
     """The answer to a HoldPort: the port, or 0 and why there is none."""
 
     generation: int
@@ -979,7 +979,7 @@ class PortHeld(Said, name="port_held"):
 
 
 @dataclass(frozen=True)
-class Leaves(Said, name="leaves"):
+class Leaves(AgentMessage, name="leaves"):
     """The host has to leave the job as if drained. Close follows when its last worker has ended.
 
     Attributes:
@@ -992,5 +992,5 @@ class Leaves(Said, name="leaves"):
 
 
 @dataclass(frozen=True)
-class Bye(Said, name="bye"):
+class Bye(AgentMessage, name="bye"):
     """The agent ends; nothing of the job is left on its host."""

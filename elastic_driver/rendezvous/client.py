@@ -24,7 +24,7 @@ from elastic_driver.errors import (
     RendezvousProtocolError,
     RendezvousTimeoutError,
     StaleRoundError,
-    StrangerError,
+    UnverifiedDriverError,
     WrongTokenError,
     in_words,
 )
@@ -505,13 +505,13 @@ class RendezvousClient:
                 status, answer = self._once(method, target, body, left_s + slack_s)
             except WrongTokenError as error:
                 raise WrongTokenError(f"cannot ask the driver at {self._shown}: {error}") from error
-            except (OSError, http.client.HTTPException, StrangerError, RendezvousProtocolError) as error:
+            except (OSError, http.client.HTTPException, UnverifiedDriverError, RendezvousProtocolError) as error:
                 now = time.monotonic()
                 failing_since = failing_since or now
                 if isinstance(error, TimeoutError):
                     # The server was frozen and so has not waited: the full remaining wait applies again.
                     deadline = now + pause_s + left_s
-                strange_since = (strange_since or now) if isinstance(error, StrangerError) else None
+                strange_since = (strange_since or now) if isinstance(error, UnverifiedDriverError) else None
                 is_strange = strange_since is not None and now + pause_s > strange_since + self._stranger_s
                 is_shut_out = self._is_shut_out(error)
                 if (is_shut_out or is_strange) and not self._was_answered:
@@ -540,7 +540,7 @@ class RendezvousClient:
         return isinstance(error, PermissionError | FileNotFoundError)
 
     def _unreachable(self, error: Exception, for_how_long: str = "") -> RendezvousError:
-        if isinstance(error, StrangerError):
+        if isinstance(error, UnverifiedDriverError):
             return type(error)(f"cannot ask the driver at {self._shown}: {error}")
         return RendezvousError(f"cannot reach the driver at {self._shown}{for_how_long}: {in_words(error)}")
 

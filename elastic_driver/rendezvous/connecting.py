@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from elastic_driver.errors import RendezvousProtocolError, StrangerError
+from elastic_driver.errors import RendezvousProtocolError, UnverifiedDriverError
 from elastic_driver.rendezvous.authentication import NONCE_BYTES, Proof, opening
 from elastic_driver.rendezvous.certificate import client_context, fingerprint_of, has_fingerprint
 from elastic_driver.rendezvous.credentials import Credential
@@ -123,7 +123,7 @@ def _authenticate(encrypted: ssl.SSLSocket, credential: Credential, until: float
             encrypted.settimeout(_left(until))
             piece = encrypted.recv(missing)
             if not piece:
-                raise StrangerError(f"{NO_PROOF}: it has ended the connection")
+                raise UnverifiedDriverError(f"{NO_PROOF}: it has ended the connection")
             answer += piece
         response = proof.response(answer)
     except RendezvousProtocolError as error:

@@ -6,7 +6,13 @@ react and what to advise the user.
 
 from __future__ import annotations
 
-from elastic_driver.errors import NoTlsError, OtherCertificateError, StrangerError, TurnedAwayError, WrongTokenError
+from elastic_driver.errors import (
+    NoTlsError,
+    OtherCertificateError,
+    RejectedError,
+    UnverifiedDriverError,
+    WrongTokenError,
+)
 from elastic_driver.rendezvous.authentication import OtherKeyError, RefusedAuthenticationError
 from elastic_driver.rendezvous.credentials import Credential, Role
 
@@ -34,7 +40,7 @@ def no_tls() -> NoTlsError:
     )
 
 
-def no_proof(error: Exception, credential: Credential, *, is_driver: bool) -> StrangerError | WrongTokenError:
+def no_proof(error: Exception, credential: Credential, *, is_driver: bool) -> UnverifiedDriverError | WrongTokenError:
     """Return the error for a failed exchange.
 
     Args:
@@ -43,10 +49,10 @@ def no_proof(error: Exception, credential: Credential, *, is_driver: bool) -> St
         is_driver: whether the certificate is known to be the driver's.
     """
     if isinstance(error, RefusedAuthenticationError):
-        return TurnedAwayError(f"{'the driver' if is_driver else 'what answers'} there refuses: {error}")
+        return RejectedError(f"{'the driver' if is_driver else 'what answers'} there refuses: {error}")
     secret = _SECRETS.get(credential.identity.role)
     if secret is None or not isinstance(error, OtherKeyError):
-        return StrangerError(NO_PROOF)
+        return UnverifiedDriverError(NO_PROOF)
     source = f"the one from {credential.source}" if credential.source else "the one that was given"
     other, its = _OTHERS[credential.identity.role]
     differs = f"{its} {secret} is not {source}"
@@ -54,4 +60,4 @@ def no_proof(error: Exception, credential: Credential, *, is_driver: bool) -> St
         differs = "it asks for a token, and none was given"
     if is_driver:
         return WrongTokenError(differs)
-    return StrangerError(f"either {other} answers there, or {differs}")
+    return UnverifiedDriverError(f"either {other} answers there, or {differs}")

@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Self
 
 from elastic_driver.core.events import Command, PublishRound
-from elastic_driver.core.standing import Doing, Standing, standing_of
+from elastic_driver.core.standing import JobActivity, Standing, standing_of
 from elastic_driver.core.state import State
 from elastic_driver.health.findings import Stalled, StallEnded
 from elastic_driver.hosts import WorkerId
@@ -225,7 +225,7 @@ class GoodputKept:
     trained_until: float | None
     lost_unknown: bool
     resets: int
-    doing: Doing | None = None
+    doing: JobActivity | None = None
     on_change: OnChange | None = None
 
     @classmethod
@@ -293,7 +293,7 @@ class Goodput:
         self._began: float | None = None
         self._job: Book | None = None
         self._workers: dict[WorkerId, _Worker] = {}
-        self._doing: Doing | None = None
+        self._doing: JobActivity | None = None
         self._on_change: OnChange | None = None
         self._has_trained = False
         self._trained_until: float | None = None
@@ -377,7 +377,7 @@ class Goodput:
     def _over_at(self, now: float) -> float | None:
         """Return when the last training ended; None before there was any."""
         # A loss and the round after it come from one step: the round is reported first.
-        return now if self._doing is Doing.TRAINING else self._trained_until
+        return now if self._doing is JobActivity.TRAINING else self._trained_until
 
     def _filled(self, sums: Mapping[str, float], zeros: Mapping[str, float]) -> dict[str, float]:
         filled = dict(zeros)
@@ -438,7 +438,7 @@ class Goodput:
 
     def _take_stall(self, stood_s: float) -> None:
         """Book a stall: no worker has made progress for this long, nor will until the next happening."""
-        if self._doing is not Doing.TRAINING:
+        if self._doing is not JobActivity.TRAINING:
             return
         now, self._is_stalled = self._clock(), True
         since = max(now - stood_s, self._changed_at)
@@ -447,7 +447,7 @@ class Goodput:
                 book.rewrite(since, now, Category.STALLED, only=Category.TRAINING)
         self._turn_all(now)
 
-    def _take_standing(self, doing: Doing, on_change: OnChange, now: float) -> None:
+    def _take_standing(self, doing: JobActivity, on_change: OnChange, now: float) -> None:
         before = self._doing
         self.turns += 1
         self._changed_at, self._is_stalled = now, False
@@ -459,10 +459,10 @@ class Goodput:
                     book.rewrite_all(category, Category.START, now)
             self._resets, self._lost_unknown, self._trained_until = 0, False, None
         self._on_change, self._doing = on_change, doing
-        self._has_trained = self._has_trained or doing is Doing.TRAINING
-        if before is Doing.TRAINING and doing is not Doing.TRAINING:
+        self._has_trained = self._has_trained or doing is JobActivity.TRAINING
+        if before is JobActivity.TRAINING and doing is not JobActivity.TRAINING:
             self._trained_until = now
-            self._resets += doing in (Doing.FORMING, Doing.WAITING_FOR_SLOTS)
+            self._resets += doing in (JobActivity.FORMING, JobActivity.WAITING_FOR_SLOTS)
         self._turn_all(now)
 
     def _take_round(self, workers: Sequence[WorkerId], since_commit_s: float | None, now: float) -> None:
@@ -492,28 +492,28 @@ class Goodput:
 
     def _of_job(self) -> Category:
         match self._doing:
-            case Doing.TRAINING:
+            case JobActivity.TRAINING:
                 return Category.STALLED if self._is_stalled else Category.TRAINING
-            case Doing.WAITING_FOR_SLOTS:
+            case JobActivity.WAITING_FOR_SLOTS:
                 return Category.WAITING_FOR_SLOTS
-            case Doing.FINISHING | Doing.ENDED:
+            case JobActivity.FINISHING | JobActivity.ENDED:
                 return Category.IDLE
-            case Doing.FORMING | None:
+            case JobActivity.FORMING | None:
                 return Category.RESET if self._has_trained else Category.START
 
     def _of_worker(self, one: _Worker) -> Category:
         if one.drained:
             return Category.DRAINED
-        if one.place is _Place.LEAVING or self._doing is Doing.ENDED:
+        if one.place is _Place.LEAVING or self._doing is JobActivity.ENDED:
             return Category.IDLE
-        runs = self._doing in (Doing.TRAINING, Doing.FINISHING)
+        runs = self._doing in (JobActivity.TRAINING, JobActivity.FINISHING)
         has_rounds = self._on_change is None or self._on_change.has_rounds
         if runs and one.place is _Place.BOOTING:
             return Category.JOINER_BOOT
         if runs and one.place is _Place.READY and has_rounds:
             return Category.IDLE
         # A worker that is still running after another has finished is training.
-        return Category.TRAINING if self._doing is Doing.FINISHING else self._of_job()
+        return Category.TRAINING if self._doing is JobActivity.FINISHING else self._of_job()
 
     def _turn_all(self, now: float) -> None:
         if self._job is not None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from elastic_driver.core.standing import Doing
+from elastic_driver.core.standing import JobActivity
 from elastic_driver.core.state import JobPhase
 from elastic_driver.health.findings import (
     Stalled,
@@ -242,7 +242,7 @@ class PhaseChanged:
     """
 
     phase: JobPhase
-    doing: Doing
+    doing: JobActivity
     on_change: OnChange
 
 

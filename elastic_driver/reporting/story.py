@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elastic_driver.core.standing import Doing
+from elastic_driver.core.standing import JobActivity
 from elastic_driver.hosts import WorkerId
 from elastic_driver.reporting.goodput import Booked, Category
 from elastic_driver.words import ExitCode, NoticeKind
@@ -174,7 +174,7 @@ class Reader:
         self._zero = 0.0
         self._living: dict[str, Life] = {}
         self._members: frozenset[str] = frozenset()
-        self._doing: Doing | None = None
+        self._doing: JobActivity | None = None
         self._on_change: str | None = None
         self._trained_until: float | None = None
         self._has_trained = False
@@ -227,12 +227,12 @@ class Reader:
                 story.marks.append(Mark(at, kind, text))
                 for key in event["pids"]:  # the driver that died may not have reported one of them
                     self._worker(story, "worker_started", {"worker": key}, at)
-            case "stalled" if self._doing is Doing.TRAINING:
+            case "stalled" if self._doing is JobActivity.TRAINING:
                 since = max(at - _seconds(event["stood_s"]), self._changed_at)
                 _rewrite(story.pieces, since, at, Category.STALLED, only=Category.TRAINING)
                 self._turn(story, Category.STALLED, at)
             case "stall_ended":
-                if self._doing is Doing.TRAINING:
+                if self._doing is JobActivity.TRAINING:
                     self._turn(story, Category.TRAINING, at)
                 names = ", ".join(str(WorkerId.parse(str(key))) for key in event["waits_for"])
                 for_whom = f", waiting for {names}" if names else ""
@@ -279,7 +279,7 @@ class Reader:
                 pass
 
     def _phase(self, story: Story, event: Mapping[str, Any], at: float) -> None:
-        doing, before = Doing(event["doing"]), self._doing
+        doing, before = JobActivity(event["doing"]), self._doing
         if self._on_change == "restart" and event["on_change"] == "in-place":
             for piece in story.pieces:  # its workers have called init() only now
                 if piece.kind in (Category.TRAINING, Category.RESET, Category.RECOMPUTED, Category.STALLED):
@@ -287,16 +287,16 @@ class Reader:
             self._has_trained, self._trained_until, before, story.resets = False, None, None, 0
         self._doing, self._on_change = doing, event["on_change"]
         story.tells_commits = self._on_change == "in-place"
-        if before is Doing.TRAINING and doing is not Doing.TRAINING:
+        if before is JobActivity.TRAINING and doing is not JobActivity.TRAINING:
             self._trained_until = at
-            story.resets += doing in (Doing.FORMING, Doing.WAITING_FOR_SLOTS)
-        self._has_trained = self._has_trained or doing is Doing.TRAINING
+            story.resets += doing in (JobActivity.FORMING, JobActivity.WAITING_FOR_SLOTS)
+        self._has_trained = self._has_trained or doing is JobActivity.TRAINING
         category = Category.RESET if self._has_trained else Category.START
-        if doing is Doing.TRAINING:
+        if doing is JobActivity.TRAINING:
             category = Category.TRAINING
-        elif doing is Doing.WAITING_FOR_SLOTS:
+        elif doing is JobActivity.WAITING_FOR_SLOTS:
             category = Category.WAITING_FOR_SLOTS
-        elif doing in (Doing.FINISHING, Doing.ENDED):
+        elif doing in (JobActivity.FINISHING, JobActivity.ENDED):
             category = Category.IDLE
         self._changed_at = at
         self._turn(story, category, at)
@@ -319,13 +319,13 @@ class Reader:
             formed.took_s = _seconds(event["formed_in_s"])
         if lost_s is not None:
             formed.lost_s = _seconds(lost_s)
-            if self._doing is Doing.TRAINING:
+            if self._doing is JobActivity.TRAINING:
                 self._trained_until = at  # a loss and the round after it are one step: this event comes first
             if since_commit_s and self._trained_until is not None:
                 until, within_s = self._trained_until, _seconds(since_commit_s)
                 _rewrite(story.pieces, until - within_s, until, Category.RECOMPUTED, only=Category.TRAINING)
         self._changed_at = at
-        if self._doing is Doing.TRAINING:
+        if self._doing is JobActivity.TRAINING:
             self._turn(story, Category.TRAINING, at)
         story.rounds.append(formed)
         story.sizes.append((at, len(ranks)))
@@ -356,7 +356,7 @@ class Reader:
         match kind:
             case "worker_ready" if self._on_change == "no-rounds":
                 known.turn(WORKS, at)
-            case "worker_ready" if self._doing is Doing.TRAINING:
+            case "worker_ready" if self._doing is JobActivity.TRAINING:
                 known.turn(WAITS, at)
             case "worker_drained":
                 known.turn(WORKS if event["undone"] else DRAINED, at)

@@ -5,6 +5,6 @@ torch that has changed (:mod:`~elastic_driver.torch_private.features`). It is no
 import is the whole API: workers without the native extension, and torchrun's agents, need it too.
 
 Four files cannot import it, and handle missing parts of torch themselves: ``launch/warm/hook/sitecustomize.py``
-(standard library only), ``launch/warm/preload.py`` (the driver's side), ``compat/asks_first.py`` and
+(standard library only), ``launch/warm/preload.py`` (the driver's side), ``compat/init_hook.py`` and
 ``worker/durable/format.py`` (torch may be missing).
 """

@@ -39,7 +39,7 @@ from elastic_driver.errors import (
     RendezvousError,
     RendezvousProtocolError,
     SettingsError,
-    StrangerError,
+    UnverifiedDriverError,
     WrongTokenError,
 )
 from elastic_driver.hosts import is_loopback, with_number
@@ -319,7 +319,7 @@ class ElasticHandler(RendezvousHandler):
         except RendezvousError as error:
             self._leave(Outcome.FAILED)
             hint = f"; its file is given by --rdzv-conf token_file=FILE, or {ENV_TOKEN_FILE}"
-            has_hint = isinstance(error, StrangerError | WrongTokenError) and not self._settings.token_file
+            has_hint = isinstance(error, UnverifiedDriverError | WrongTokenError) and not self._settings.token_file
             raise RendezvousConnectionError(f"{error} (elasticrun rendezvous){hint if has_hint else ''}") from error
 
     # --- the heartbeat -----------------------------------------------------------------------------------------------

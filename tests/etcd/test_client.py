@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from elastic_driver.etcd.client import EtcdClient, EtcdRefusedError, EtcdUnreachableError
+from elastic_driver.etcd.driver_record import driver_key
 from elastic_driver.etcd.messages import Put, end_of
 from elastic_driver.etcd.place import EtcdPlace
-from elastic_driver.etcd.there import driver_key
-from elastic_driver.launch.agent.whereabouts import Whereabouts
+from elastic_driver.launch.agent.driver_locator import DriverLocator
 from tests.support.fakes.etcd_contract import EtcdContract
 from tests.support.fakes.etcd_jobs import bodies, writer
 from tests.support.processes.etcd import HOST, Cluster, Tls, cluster, needs_etcd, post
@@ -115,10 +115,10 @@ def test_agents_may_see_who_drives_and_nothing_else(etcd: Cluster) -> None:
     url = str(etcd.place())
     environ = {"ETCDCTL_USER": "jobs:of jobs", "ELASTIC_DRIVER_AGENTS_ETCDCTL_USER": "agents:of agents"}
     theirs = EtcdPlace.parse(url, environ).of_agents()
-    assert asyncio.run(Whereabouts(theirs).ask()) is None
+    assert asyncio.run(DriverLocator(theirs).ask()) is None
     with writer(EtcdPlace.parse(url, environ)) as made:
         made.begin(b"first")
-        there = asyncio.run(Whereabouts(theirs, made.lock.cluster_id).ask())
+        there = asyncio.run(DriverLocator(theirs, made.lock.cluster_id).ask())
         assert there is not None
         assert there.job == "0123"
         with EtcdClient(theirs) as client:
@@ -131,7 +131,7 @@ def test_agents_may_see_who_drives_and_nothing_else(etcd: Cluster) -> None:
         made.append(b"second")
     elsewhere = replace(theirs, prefix="/jobs/b")
     with pytest.raises(EtcdRefusedError, match=r"user agents needs a role that may read the key /jobs/b/driver$"):
-        asyncio.run(Whereabouts(elsewhere).ask())
+        asyncio.run(DriverLocator(elsewhere).ask())
 
 
 def test_a_token_that_is_not_known_any_more_is_renewed(etcd: Cluster) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.etcd.client import EtcdClient, EtcdUnreachableError
+from elastic_driver.etcd.driver_record import driver_key, driver_there
 from elastic_driver.etcd.place import EtcdPlace
-from elastic_driver.etcd.there import driver_key, driver_there
 from elastic_driver.journal.etcd_lock import EtcdLock, now_s
 from tests.support.fakes.etcd_jobs import Writer, bodies, until, writer
 from tests.support.processes.etcd import Cluster, cluster, needs_etcd

@@ -29,7 +29,7 @@ from elastic_driver.launch.agent.workers import HostWorkers
 from elastic_driver.launch.local.keeper import Launch
 from elastic_driver.launch.words import ExitStatus
 from elastic_driver.rendezvous import agent_messages as words
-from elastic_driver.rendezvous.agent_messages import Said, Start, Started, Welcome, said
+from elastic_driver.rendezvous.agent_messages import AgentMessage, Start, Started, Welcome, decoded
 from elastic_driver.rendezvous.entries import pack_entries
 from elastic_driver.rendezvous.frames import Message
 from elastic_driver.rendezvous.messages import (
@@ -145,7 +145,7 @@ def _tagged(kind: Any, data: Any) -> Any:
 
 
 @st.composite
-def _messages(draw: st.DrawFn, kinds: tuple[type[Said], ...]) -> Message:
+def _messages(draw: st.DrawFn, kinds: tuple[type[AgentMessage], ...]) -> Message:
     """One of these kinds as it should be, or with a field that is none, or anything."""
     kind = draw(st.sampled_from([*kinds, None]))
     if kind is None:
@@ -241,7 +241,7 @@ def test_an_agent_that_lies_ends_no_job_by_an_error(messages: list[Message], tra
 
 
 @pytest.mark.parametrize("kind", TO_DRIVER, ids=lambda kind: kind.name)
-def test_each_message_of_an_agent(kind: type[Said]) -> None:
+def test_each_message_of_an_agent(kind: type[AgentMessage]) -> None:
     @given(st.lists(_messages((kind,)), min_size=3, max_size=12), st.booleans())
     @settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck), database=None)
     def check(messages: list[Message], trains: bool) -> None:
@@ -333,7 +333,7 @@ def test_a_driver_that_says_rubbish_is_cut_and_no_more(messages: list[Message]) 
     async def main(loop: VirtualLoop) -> None:
         failed: list[Any] = []
         loop.set_exception_handler(lambda _, context: failed.append(context))
-        told: list[Said] = []
+        told: list[AgentMessage] = []
         tasks = Tasks()
         welcome = Welcome(
             0,
@@ -366,7 +366,7 @@ def test_a_driver_that_says_rubbish_is_cut_and_no_more(messages: list[Message]) 
         probes = Probes(told.append, tasks, is_held=ports.holds)
         for message in messages:
             try:
-                value = said(message)
+                value = decoded(message)
                 if isinstance(value, words.Round):
                     rounds.begin_round(value.round_id)
                 else:

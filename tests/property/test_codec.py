@@ -27,7 +27,7 @@ from elastic_driver.core.events import Command, Event
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent import control
 from elastic_driver.rendezvous import agent_messages, messages, node_messages
-from elastic_driver.rendezvous.agent_messages import Said
+from elastic_driver.rendezvous.agent_messages import AgentMessage
 from elastic_driver.rendezvous.job_files import JobFile
 from elastic_driver.worker.launched.meeting import Welcome
 from tests.support.extent import examples
@@ -41,7 +41,7 @@ def _of(module: types.ModuleType, base: type) -> list[type]:
 
 
 KINDS: list[Any] = [
-    *_of(agent_messages, Said),
+    *_of(agent_messages, AgentMessage),
     *_of(messages, messages.Body),
     *_of(node_messages, messages.Body),
     *(messages.NextRoundReply, agent_messages.Bootstrap, JobFile, Event, Command, control.Order, control.Answer),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from elastic_driver.core.assignment import Placed
 from elastic_driver.core.events import PublishRound, StopWorker
-from elastic_driver.core.standing import Doing, Standing
+from elastic_driver.core.standing import JobActivity, Standing
 from elastic_driver.core.state import JobPhase
 from elastic_driver.health.findings import Stalled, StallEnded
 from elastic_driver.hosts import SlotInfo, WorkerId
@@ -88,7 +88,7 @@ class History:
             case "wait":
                 self.now += seconds
             case "phase":
-                doing = list(Doing)[number % len(Doing)]
+                doing = list(JobActivity)[number % len(JobActivity)]
                 chronicle.stands(Standing(JobPhase.RUNNING, doing, self.on_change))
             case "kind":
                 self.on_change = list(OnChange)[number % len(OnChange)]
@@ -183,7 +183,7 @@ def test_a_driver_that_stands_still_between_any_two_lines_of_it_says_the_same_tw
 
     job.log._instant._clock = later
     job.chronicle.started("http://a:1", "j")
-    training = list(Doing).index(Doing.TRAINING)
+    training = list(JobActivity).index(JobActivity.TRAINING)
     for move in [("start", 0, 0.0), ("start", 1, 0.0), ("phase", training, 0.0), ("wait", 0, 3.0)]:
         job.go(*move)
     job.chronicle.worker_exited(job.living[0], Gone(), Gone(), expected=True)
@@ -198,7 +198,7 @@ def test_a_loss_and_the_next_round_in_one_step_are_booked_like_any_other() -> No
     """The round is told before the phase: the training that is lost ends with it, and not with an earlier one."""
     job = History()
     job.chronicle.started("http://a:1", "j")
-    training, forming = list(Doing).index(Doing.TRAINING), list(Doing).index(Doing.FORMING)
+    training, forming = list(JobActivity).index(JobActivity.TRAINING), list(JobActivity).index(JobActivity.FORMING)
     moves: list[tuple[str, int, float]] = [("start", 0, 0.0), ("round", 1, 0.0)]
     for _ in range(3):
         moves += [("phase", training, 0.0), ("wait", 0, 100.0), ("round", 2, 7.0), ("phase", forming, 0.0)]

@@ -47,6 +47,6 @@ def test_every_file_that_the_map_names_exists() -> None:
 def test_every_message_of_agents_is_in_the_table() -> None:
     of_agents = re.search(r"^### Agents$.*?(?=^### )", _DESIGN, re.M | re.S)
     assert of_agents is not None
-    messages = {kind.name for kind in agent_messages.Said.__subclasses__()}
+    messages = {kind.name for kind in agent_messages.AgentMessage.__subclasses__()}
     assert len(messages) > 40
     assert messages - set(re.findall(r"`(\w+)`", of_agents[0])) == set()

@@ -40,7 +40,7 @@ from elastic_driver.launch.agent.control import (
 )
 from elastic_driver.launch.agent.horovod.front import HorovodFront
 from elastic_driver.launch.agent.host_rounds import HostRounds
-from elastic_driver.launch.agent.link import Driver, DriverLink, DriverLostError, RefusedError, StrangersError
+from elastic_driver.launch.agent.link import Driver, DriverLink, DriverLostError, PeerMismatchError, RefusedError
 from elastic_driver.launch.agent.machine import cores
 from elastic_driver.launch.agent.ports import HeldPorts
 from elastic_driver.launch.agent.probes import Probes
@@ -51,12 +51,12 @@ from elastic_driver.launch.agent.workers import BAR_CREDIT_BYTES, CREDIT_BYTES, 
 from elastic_driver.launch.processes.death import watch_process
 from elastic_driver.launch.words import PASSED_ON
 from elastic_driver.rendezvous.agent_messages import (
+    AgentMessage,
     Bootstrap,
     Bye,
     Close,
     Leaves,
     Round,
-    Said,
     Warning,
     Welcome,
 )
@@ -75,7 +75,7 @@ from elastic_driver.words import Cloud, counted
 if TYPE_CHECKING:
     from elastic_driver.launch.agent.clouds import Endpoint
     from elastic_driver.launch.agent.clouds import Notice as SpotNotice
-    from elastic_driver.launch.agent.spot import SpotWatch, Told
+    from elastic_driver.launch.agent.spot import SpotReceivers, SpotWatch
 
 # How long killing all workers may take: a few seconds for those that the kernel holds.
 _END_S = 20.0
@@ -97,7 +97,7 @@ PREEMPTED = 75
 """Exit code of a joiner whose driver was preempted (sysexits.h EX_TEMPFAIL): it may join the next driver."""
 
 
-class How(StrEnum):
+class AgentEnd(StrEnum):
     """What an agent's end means for its host's part in the job."""
 
     OVER = "over"  # the job has ended
@@ -122,7 +122,7 @@ class End:
         job: the id of its driver's job; "" if no driver had admitted it.
     """
 
-    how: How
+    how: AgentEnd
     code: int
     why: str = ""
     again: bool = False
@@ -130,7 +130,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class NodeContext:
     """What an agent takes from its own host, if this host is a node of a job of nodes.
 
     Attributes:
@@ -165,7 +165,7 @@ def run_agent(bootstrap: Bootstrap) -> int:
                 return end.code
 
 
-def attend(bootstrap: Bootstrap, home: Home) -> End:
+def attend(bootstrap: Bootstrap, home: NodeContext) -> End:
     """Run one agent on this process's own event loop, for a node of a job of nodes. Blocks until it has ended.
 
     Args:
@@ -180,7 +180,7 @@ def attend(bootstrap: Bootstrap, home: Home) -> End:
         return _one_life(bootstrap, home)
 
 
-def _one_life(bootstrap: Bootstrap, home: Home | None) -> End:
+def _one_life(bootstrap: Bootstrap, home: NodeContext | None) -> End:
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             return runner.run(_run(bootstrap, home))
@@ -188,12 +188,12 @@ def _one_life(bootstrap: Bootstrap, home: Home | None) -> End:
         reason = shortage(error)
         if not reason:
             raise
-        return End(How.FAILED, 1, f"cannot start this agent: {reason}")
+        return End(AgentEnd.FAILED, 1, f"cannot start this agent: {reason}")
     except SettingsError as error:
-        return End(How.FAILED, 1, f"cannot start this agent: {error}")
+        return End(AgentEnd.FAILED, 1, f"cannot start this agent: {error}")
 
 
-async def _run(bootstrap: Bootstrap, home: Home | None) -> End:
+async def _run(bootstrap: Bootstrap, home: NodeContext | None) -> End:
     return await Agent(bootstrap, home).run()
 
 
@@ -205,7 +205,7 @@ class Agent:
         home: what it takes from its own host; None if this host is not a node of a job of nodes.
     """
 
-    def __init__(self, bootstrap: Bootstrap, home: Home | None = None) -> None:
+    def __init__(self, bootstrap: Bootstrap, home: NodeContext | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._bootstrap = bootstrap
         self._home = home
@@ -279,7 +279,7 @@ class Agent:
             await self._server.start_local(socket.listen(), workers=_WORKERS + 2 * cores())
             self._tasks.start(socket.keep())
             if not self._bootstrap.outlives:  # else its connection shows it, as on any other machine
-                died = partial(self._end, End(How.LOST, 1, "the driver has died"))
+                died = partial(self._end, End(AgentEnd.LOST, 1, "the driver has died"))
                 way_out.callback(watch_process(self._bootstrap.owner, died))
             way_out.callback(self._end_spot_watch)
             way_out.callback(self._end_vitals_watch)
@@ -349,7 +349,7 @@ class Agent:
         ends_together = self._bootstrap.owner and not self._bootstrap.outlives
         return welcome.job_id if ends_together else f"{welcome.job_id}-{self._link.agent}"
 
-    def take(self, message: Said) -> None:
+    def take(self, message: AgentMessage) -> None:
         """Hand a message to the part that it is for."""
         if self._workers is None:
             return  # the agent is ending, since it could not start
@@ -384,7 +384,7 @@ class Agent:
             "driver is lost, the workers on this host are killed after --agent-timeout"
         )
 
-    def taken_over(self, welcome: Welcome, untold: Sequence[Said], alone_s: float) -> None:
+    def taken_over(self, welcome: Welcome, untold: Sequence[AgentMessage], alone_s: float) -> None:
         """Send the new driver everything that it has to know."""
         if self._workers is None:
             return  # the agent is ending, since it could not start
@@ -405,7 +405,7 @@ class Agent:
         channel = self._link.channel
         return channel.unseen_bytes > CREDIT_BYTES or channel.unkept_bytes > UNKEPT_BYTES
 
-    def _send(self, message: Said) -> None:
+    def _send(self, message: AgentMessage) -> None:
         self._link.send(message)
         if self._workers is not None and not self._closing and self._is_full():
             self._workers.pause()
@@ -413,27 +413,27 @@ class Agent:
     async def _keep(self) -> None:
         try:
             await self._link.keep()
-        except StrangersError as error:
-            self._end(End(How.STRANGE, REFUSED, str(error)))
+        except PeerMismatchError as error:
+            self._end(End(AgentEnd.STRANGE, REFUSED, str(error)))
         except RefusedError as error:
             self._refused(str(error), is_over=error.is_over)
         except DriverLostError as error:
             if self._workers is None:
-                self._end(End(How.NOT_MET, 1, str(error)))
+                self._end(End(AgentEnd.NOT_MET, 1, str(error)))
             else:
                 ended = self._bootstrap.slots and self._home is None
-                self._end(End(How.LOST, 1, f"{error}{'; the workers on this host were killed' if ended else ''}"))
+                self._end(End(AgentEnd.LOST, 1, f"{error}{'; the workers on this host were killed' if ended else ''}"))
 
     def _refused(self, why: str, *, is_over: bool) -> None:
         if self._workers is None:
-            how = How.TOO_LATE if is_over else How.REFUSED
+            how = AgentEnd.TOO_LATE if is_over else AgentEnd.REFUSED
             what = "node" if self._home is not None else "host" if self._bootstrap.slots else "agent"
             self._end(End(how, REFUSED, f"the driver rejected this {what}: {why}"))
         elif is_over or self._closing:
-            self._end(End(How.LEFT, 0, why))
+            self._end(End(AgentEnd.LEFT, 0, why))
         else:
             again = self._bootstrap.slots > 0
-            self._end(End(How.LOST, 1, f"the driver rejected this agent when it reconnected: {why}", again=again))
+            self._end(End(AgentEnd.LOST, 1, f"the driver rejected this agent when it reconnected: {why}", again=again))
 
     async def _close(self, order: Close) -> None:
         """End the workers, send the goodbye, and wait until the driver has acknowledged it.
@@ -456,13 +456,13 @@ class Agent:
                     self._taken.clear()
                     await self._taken.wait()
         if self._home is not None and order.exit_code >= 0:
-            self._end(End(How.OVER, min(order.exit_code, 1), order.why))
+            self._end(End(AgentEnd.OVER, min(order.exit_code, 1), order.why))
             return
         joined = "this host has left the job" if self._leaving else "the driver has released this host from the job"
         code = self._bootstrap.leave_code if order.exit_code < 0 else PREEMPTED if order.preempted else 0
         if self._home is not None and self._signal:
             code = 128 + self._signal
-        self._end(End(How.LEFT, code, joined if self._bootstrap.slots else ""))
+        self._end(End(AgentEnd.LEFT, code, joined if self._bootstrap.slots else ""))
 
     async def _until_kept(self) -> None:
         """Block until the driver has persisted all that a later one must know; a connected driver has limited time."""
@@ -543,7 +543,7 @@ class Agent:
         if (number == signal.SIGHUP and not is_node) or (number == signal.SIGINT and not self._bootstrap.slots):
             return  # the process that started this agent is ending; the driver will report when the job is over
         if self._workers is None or self._signal or not self._bootstrap.slots:
-            self._end(End(How.FAILED, 128 + number if is_node else 1, f"{name}: exiting"))
+            self._end(End(AgentEnd.FAILED, 128 + number if is_node else 1, f"{name}: exiting"))
             return
         self._signal = number  # elasticrun leave is not a signal
         if is_node:
@@ -574,12 +574,12 @@ class Agent:
                     return
 
     async def _watch_spot(self, cloud: Cloud) -> None:
-        def load() -> tuple[type[SpotWatch], type[Told], Callable[[], Endpoint]]:
+        def load() -> tuple[type[SpotWatch], type[SpotReceivers], Callable[[], Endpoint]]:
             # The modules that speak HTTP take a while to load, and most agents never need them.
             from elastic_driver.launch.agent.clouds import endpoint_of
-            from elastic_driver.launch.agent.spot import SpotWatch, Told
+            from elastic_driver.launch.agent.spot import SpotReceivers, SpotWatch
 
-            return SpotWatch, Told, lambda: endpoint_of(cloud)
+            return SpotWatch, SpotReceivers, lambda: endpoint_of(cloud)
 
         watch, told, endpoint = await self._loop.run_in_executor(None, load)
         if not self._ended.done():
@@ -609,7 +609,7 @@ class Agent:
                 return AgentHere(self._job_id, self._host, self._link.connected, os.getpid(), workers, alone_s)
             case Leave(why, within_s):
                 if self._workers is None:
-                    self._end(End(How.FAILED, 1, "ordered to leave before the driver had admitted this host"))
+                    self._end(End(AgentEnd.FAILED, 1, "ordered to leave before the driver had admitted this host"))
                 else:
                     self._leave(why, within_s)
             case Obeys(job, of):
@@ -621,11 +621,11 @@ class Agent:
                 if not (is_meant and is_orphan):
                     return Done(done=False)
                 why = "a newer agent of this job has started on this machine, and this one's driver is silent"
-                self._end(End(How.LOST, 1, why))
+                self._end(End(AgentEnd.LOST, 1, why))
             case EndAlone(job):
                 if not self._is_alone_of(job):
                     return Done(done=False)
-                self._end(End(How.LOST, 1, "ended by elasticrun end: its job has no driver"))
+                self._end(End(AgentEnd.LOST, 1, "ended by elasticrun end: its job has no driver"))
         await self._nothing_left.wait()
         return Done(done=True)
 
@@ -635,7 +635,7 @@ class Agent:
 
     def failed(self, error: BaseException) -> None:
         """End after an unexpected error."""
-        self._end(End(How.FAILED, 1, shortage(error) or _internal(error, _who_says(self._bootstrap))))
+        self._end(End(AgentEnd.FAILED, 1, shortage(error) or _internal(error, _who_says(self._bootstrap))))
 
     def _say(self, text: str) -> None:
         _say(text, _who_says(self._bootstrap))

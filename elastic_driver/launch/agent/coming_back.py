@@ -13,11 +13,11 @@ from elastic_driver.launch.agent.host_rounds import HostRounds
 from elastic_driver.launch.agent.ports import HeldPorts
 from elastic_driver.launch.agent.workers import HostWorkers
 from elastic_driver.rendezvous.agent_messages import (
+    AgentMessage,
     Exited,
     Finished,
     Leaves,
     NotStarted,
-    Said,
     WorkerLevel,
     WorkerPhase,
 )
@@ -28,9 +28,9 @@ def all_again(
     rounds: HostRounds,
     ports: HeldPorts,
     leaves: Leaves | None,
-    untold: Sequence[Said],
+    untold: Sequence[AgentMessage],
     alone_s: float,
-) -> Iterator[Said]:
+) -> Iterator[AgentMessage]:
     """Yield all messages for another driver, in the order in which it must receive them.
 
     Args:
@@ -50,7 +50,7 @@ def all_again(
     yield from untold
 
 
-def _with_gone(levels: list[WorkerLevel], untold: Sequence[Said]) -> list[WorkerLevel]:
+def _with_gone(levels: list[WorkerLevel], untold: Sequence[AgentMessage]) -> list[WorkerLevel]:
     """Return the levels, with the workers of which only unpersisted reports of their ends are left."""
     there = {each.worker for each in levels}
     gone = {each.worker: None for each in untold if isinstance(each, Exited | NotStarted | Finished)}

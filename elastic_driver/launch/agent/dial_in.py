@@ -35,7 +35,7 @@ _AGAIN_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class AuthenticatedConnection:
     """A connection on which both ends have authenticated.
 
     Attributes:
@@ -54,7 +54,7 @@ async def dial_in(
     fingerprint: str = "",
     on_frame: Callable[[Frame], None],
     on_lost: Callable[[str], None],
-) -> Met:
+) -> AuthenticatedConnection:
     """Connect to the driver and authenticate. Blocks until the connection carries frames; has no time limit of its own.
 
     Args:
@@ -70,7 +70,7 @@ async def dial_in(
         WrongTokenError: it is the driver, and has another key.
     """
     loop = asyncio.get_running_loop()
-    met: asyncio.Future[Met] = loop.create_future()
+    met: asyncio.Future[AuthenticatedConnection] = loop.create_future()
     layer: TlsLayer | None = None
 
     def dialler() -> _Dialler:
@@ -147,7 +147,7 @@ class _Dialler(asyncio.Protocol):
         self,
         credential: Credential,
         fingerprint: str,
-        met: asyncio.Future[Met],
+        met: asyncio.Future[AuthenticatedConnection],
         *,
         on_frame: Callable[[Frame], None],
         on_lost: Callable[[str], None],
@@ -225,7 +225,7 @@ class _Dialler(asyncio.Protocol):
         assert self._transport is not None
         connection = FrameConnection(on_frame=self._on_frame, on_lost=self._on_lost)
         connection.connection_made(self._transport)
-        self._met.set_result(Met(connection, fingerprint))
+        self._met.set_result(AuthenticatedConnection(connection, fingerprint))
         return connection
 
     def _hand_over(self, connection: FrameConnection, data: bytes = b"") -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from elastic_driver.figures import MOST_LINE, MOST_NAMES, GpuLook, figures_of
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.gpus import GpuWatch
-from elastic_driver.rendezvous.agent_messages import FiguresSeen, GpusSeen, NoFigures, Said
+from elastic_driver.rendezvous.agent_messages import AgentMessage, FiguresSeen, GpusSeen, NoFigures
 from elastic_driver.rendezvous.environment import ENV_REPORT, ENV_REPORT_FD, FIGURES_FILE
 from elastic_driver.system.kernel import memory_file
 
@@ -155,7 +155,7 @@ class HostFigures:
         is_heard: returns whether the driver keeps up. While it does not, reports wait, and only the latest is sent.
     """
 
-    def __init__(self, send: Callable[[Said], None], is_heard: Callable[[], bool]) -> None:
+    def __init__(self, send: Callable[[AgentMessage], None], is_heard: Callable[[], bool]) -> None:
         self._send = send
         self._is_heard = is_heard
         self._files: dict[WorkerId, FiguresFile] = {}
@@ -186,7 +186,7 @@ class HostFigures:
             self._send(FiguresSeen({worker.key: news}))
         file.close()
 
-    def again(self) -> Iterator[Said]:
+    def again(self) -> Iterator[AgentMessage]:
         """Yield all figures for another driver."""
         found = {worker.key: dict(file.values) for worker, file in self._files.items() if file.values}
         if found:

@@ -15,6 +15,7 @@ from typing import Protocol
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.agent_messages import (
+    AgentMessage,
     Answer,
     Ask,
     Heard,
@@ -26,7 +27,6 @@ from elastic_driver.rendezvous.agent_messages import (
     Reply,
     RoundRefused,
     Running,
-    Said,
     Value,
     Values,
     Want,
@@ -88,7 +88,7 @@ class HostRounds:
 
     def __init__(
         self,
-        send: Callable[[Said], None],
+        send: Callable[[AgentMessage], None],
         processes: Processes,
         *,
         is_heard: Callable[[], bool],
@@ -238,7 +238,7 @@ class HostRounds:
 
     # --- messages of the driver ------------------------------------------------------------------------------------
 
-    def take(self, message: Said) -> bool:
+    def take(self, message: AgentMessage) -> bool:
         """Handle a message of the driver for workers. Returns whether it was one.
 
         Raises:
@@ -365,7 +365,7 @@ class HostRounds:
         ]
         return Levels(known, self._round_id, self._version, alone_s)
 
-    def reports(self) -> Iterator[Said]:
+    def reports(self) -> Iterator[AgentMessage]:
         """Yield the workers' last reports for another driver, in the order in which it must receive them."""
         yield from map(Running, self._running.values())
         yield from map(Ready, self._asked.values())
@@ -373,7 +373,7 @@ class HostRounds:
         for worker, disk in self._disk.items():
             yield OnDisk(worker.key, disk)
 
-    def questions(self) -> Iterator[Said]:
+    def questions(self) -> Iterator[AgentMessage]:
         """Yield the keys that workers here have set, then their pending requests, for another driver."""
         for (scope, key), value in self._put.items():
             yield Put(self._round_id, scope, key, value)

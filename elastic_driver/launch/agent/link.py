@@ -7,8 +7,8 @@ A driver is alive as long as its kernel acknowledges: the agent waits for a stop
 has been acknowledged for ``agent_timeout_s``, on the old connection or on a new one, it is gone; the driver knows that
 limit, and continues without this host only later. If another driver may take over, the lease is extended for as long as
 the driver's machine reports that no driver runs (:mod:`~elastic_driver.launch.agent.lease`), or etcd does, if it
-records the driver (:mod:`~elastic_driver.launch.agent.whereabouts`). A driver that still sends, but cannot be sure that
-it still has the job, is obeyed for as long as the agent would wait for another one.
+records the driver (:mod:`~elastic_driver.launch.agent.driver_locator`). A driver that still sends, but cannot be sure
+that it still has the job, is obeyed for as long as the agent would wait for another one.
 
 Each driver of a job has a higher epoch than those before it. The agent obeys the highest that has welcomed it, and no
 other; each driver has a channel of its own.
@@ -33,19 +33,28 @@ from elastic_driver.errors import (
     ElasticError,
     NoTlsError,
     OtherCertificateError,
+    RejectedError,
     RendezvousProtocolError,
-    StrangerError,
-    TurnedAwayError,
+    UnverifiedDriverError,
     WrongTokenError,
     in_words,
 )
 from elastic_driver.launch.agent import machine
-from elastic_driver.launch.agent.dial_in import Met, dial_in
+from elastic_driver.launch.agent.dial_in import AuthenticatedConnection, dial_in
+from elastic_driver.launch.agent.driver_locator import DriverLocator
 from elastic_driver.launch.agent.lease import STUCK_S, Lease
 from elastic_driver.launch.agent.pauses import ASK_AGAIN_S, PausesBeside, ask_again_after_s
 from elastic_driver.launch.agent.refusals import refuses
-from elastic_driver.launch.agent.whereabouts import Whereabouts
-from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Hello, InDoubt, Refused, Said, Welcome, said
+from elastic_driver.rendezvous.agent_messages import (
+    PROTOCOL,
+    AgentMessage,
+    Bootstrap,
+    Hello,
+    InDoubt,
+    Refused,
+    Welcome,
+    decoded,
+)
 from elastic_driver.rendezvous.channel import Channel, FrameConnection
 from elastic_driver.rendezvous.credentials import KEY_BYTES, Credential, Identity, Role
 from elastic_driver.rendezvous.frames import Frame, Message
@@ -54,7 +63,7 @@ from elastic_driver.system.process_name import boot_id, name_of_this_process, pl
 from elastic_driver.version import __version__
 
 if TYPE_CHECKING:
-    from elastic_driver.etcd.there import DriverThere
+    from elastic_driver.etcd.driver_record import RegisteredDriver
 
 _LOOK_S = 0.5
 # A check this much later than due means that this process was stopped.
@@ -92,7 +101,7 @@ class RefusedError(ElasticError):
         self.is_over = is_over
 
 
-class StrangersError(RefusedError):
+class PeerMismatchError(RefusedError):
     """The peer is not the driver, or has another token than this agent; the message says what to do."""
 
 
@@ -105,7 +114,7 @@ class LinkOwner(Protocol):
     def welcomed(self, welcome: Welcome) -> None:
         """Called once when the driver has admitted this agent, before its first message."""
 
-    def take(self, message: Said) -> None:
+    def take(self, message: AgentMessage) -> None:
         """Called with each message of the driver. May raise RendezvousProtocolError, which closes the connection."""
 
     def seen(self) -> None:
@@ -117,7 +126,7 @@ class LinkOwner(Protocol):
     def cannot_ask(self, why: str) -> None:
         """Called once per driver if, as far as this host can see, nothing records which driver has the job."""
 
-    def taken_over(self, welcome: Welcome, untold: Sequence[Said], alone_s: float) -> None:
+    def taken_over(self, welcome: Welcome, untold: Sequence[AgentMessage], alone_s: float) -> None:
         """Called when another driver has the job, and has admitted this agent, before its first message.
 
         Args:
@@ -172,7 +181,7 @@ class _Line:
         broken: resolves to the reason why it is no longer used.
     """
 
-    met: Met
+    met: AuthenticatedConnection
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -239,7 +248,7 @@ class DriverLink:
         """How long the driver has not been heard from, seconds; 0 while there is a connection."""
         return 0.0 if self.connected else max(0.0, self._lease.unheard_s)
 
-    def send(self, message: Said) -> None:
+    def send(self, message: AgentMessage) -> None:
         """Send a message to the driver, now or once there is a connection again. Never blocks."""
         self.channel.send(message.message(), lasts=message.lasts)
 
@@ -303,13 +312,13 @@ class DriverLink:
             pause_s = ask_again_after_s(pause_s, self._lease.timeout_s, is_refused=is_refused)
             await asyncio.sleep(pause_s)
 
-    def _follow_at(self, whereabouts: Whereabouts | None) -> None:
+    def _follow_at(self, driver_locator: DriverLocator | None) -> None:
         """Ask there from now on which driver has the job; nowhere if None."""
         if self._following is not None:
             self._following.cancel()
-        self._following = None if whereabouts is None else self._loop.create_task(self._follow(whereabouts))
+        self._following = None if driver_locator is None else self._loop.create_task(self._follow(driver_locator))
 
-    async def _follow(self, whereabouts: Whereabouts) -> None:
+    async def _follow(self, driver_locator: DriverLocator) -> None:
         """Ask which driver has the job whenever the driver is silent or in doubt itself. Runs until it is canceled.
 
         Asks once while all is well, too, so that an agent that cannot ask is warned before it matters.
@@ -320,14 +329,14 @@ class DriverLink:
             if is_first or not is_well:
                 asked_at = self._lease.now()
                 try:
-                    self._told_of(await whereabouts.ask(again=not is_well), asked_at)
+                    self._told_of(await driver_locator.ask(again=not is_well), asked_at)
                 except Exception as error:  # whatever prevents an answer, it asks again
                     if is_first:
                         self._owner.cannot_ask(in_words(error))
                 is_first = False
             await asyncio.sleep(ASK_AGAIN_S)
 
-    def _told_of(self, there: DriverThere | None, asked_at: float) -> None:
+    def _told_of(self, there: RegisteredDriver | None, asked_at: float) -> None:
         """Act on which driver had the job when that was asked; None for no driver."""
         if there is None:
             self._lease.refused(asked_at)
@@ -357,7 +366,7 @@ class DriverLink:
         pause_s, strange_since = _FIRST_PAUSE_S, None
         first, has_failed = not self._is_welcomed, False
         while time_left_s() > 0:
-            strange: StrangersError | None = None
+            strange: PeerMismatchError | None = None
             only_strangers = True
             urls = self._urls
             for url in tuple(urls):
@@ -371,7 +380,7 @@ class DriverLink:
                         line = await self._try(url)
                 except WrongTokenError as error:
                     raise self._shut_out(url, error) from error
-                except StrangerError as error:
+                except UnverifiedDriverError as error:
                     strange = self._shut_out(url, error)
                     why = f"{url}: {error}"
                 except (OSError, RendezvousProtocolError) as error:  # includes TimeoutError
@@ -403,12 +412,12 @@ class DriverLink:
         question = "; check that this is its URL and that it is running" if is_asked else ""
         raise DriverLostError(f"cannot reach the driver: {why}{question}")
 
-    def _shut_out(self, url: str, error: StrangerError | WrongTokenError) -> StrangersError:
+    def _shut_out(self, url: str, error: UnverifiedDriverError | WrongTokenError) -> PeerMismatchError:
         """Return an error that says why this agent was rejected, and what to do about it."""
         if not self._bootstrap.slots:
-            return StrangersError(f"cannot reach the driver at {url}: {error}")
+            return PeerMismatchError(f"cannot reach the driver at {url}: {error}")
         advice = _advice(error, is_node=bool(self._bootstrap.alike))
-        return StrangersError(f"cannot join the job at {url}: {error}{advice}")
+        return PeerMismatchError(f"cannot join the job at {url}: {error}{advice}")
 
     async def _try(self, url: str) -> _Line:
         line, self._next = self._next, None
@@ -487,7 +496,7 @@ class DriverLink:
             self._hear(line)
             self.channel.received(frame)
             return
-        answer = said(frame.messages[0]) if len(frame.messages) == 1 and frame.first == 0 else None
+        answer = decoded(frame.messages[0]) if len(frame.messages) == 1 and frame.first == 0 else None
         match answer:
             case Welcome():
                 self._welcomed(line, answer)
@@ -523,7 +532,7 @@ class DriverLink:
             self._lease.begin(welcome.agent_timeout_s, welcome.driver_timeout_s)
             self._is_in_doubt = False
             # A later driver may have other servers, or other credentials.
-            self._follow_at(None if welcome.etcd is None else Whereabouts(welcome.etcd, welcome.etcd_cluster))
+            self._follow_at(None if welcome.etcd is None else DriverLocator(welcome.etcd, welcome.etcd_cluster))
         self._hear(line)
         if is_first:
             self._owner.welcomed(welcome)
@@ -537,12 +546,12 @@ class DriverLink:
         if self._older is not None:
             # Before the new driver's messages: the previous driver may be alive, and must not be obeyed any longer.
             self._older.met.connection.abort("another driver has the job")
-        untold = [said(message) for message in self.channel.unkept()]
+        untold = [decoded(message) for message in self.channel.unkept()]
         self.channel = Channel(self._take, on_seen=self._owner.seen)
         self._owner.taken_over(welcome, untold, alone_s)
 
     def _take(self, message: Message) -> None:
-        match said(message):
+        match decoded(message):
             case InDoubt(is_so):
                 self._is_in_doubt = is_so
                 if is_so:
@@ -652,10 +661,10 @@ def _has_result(future: asyncio.Future[None]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None
 
 
-def _advice(error: StrangerError | WrongTokenError, *, is_node: bool) -> str:
+def _advice(error: UnverifiedDriverError | WrongTokenError, *, is_node: bool) -> str:
     """Return advice for the person who started the agent, to append to the error; "" if the error suffices."""
     match error:
-        case TurnedAwayError():
+        case RejectedError():
             return ""
         case WrongTokenError() if is_node:
             return "; give all nodes the same join token"

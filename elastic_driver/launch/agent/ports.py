@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from elastic_driver.errors import in_words
-from elastic_driver.rendezvous.agent_messages import HoldPort, LetGo, PortHeld, PortLevel, Said
+from elastic_driver.rendezvous.agent_messages import AgentMessage, HoldPort, LetGo, PortHeld, PortLevel
 
 
 class _Held(NamedTuple):
@@ -43,11 +43,11 @@ class HeldPorts:
         send: sends the driver a message.
     """
 
-    def __init__(self, send: Callable[[Said], None]) -> None:
+    def __init__(self, send: Callable[[AgentMessage], None]) -> None:
         self._send = send
         self._held: dict[int, _Held] = {}  # by generation
 
-    def take(self, message: Said) -> bool:
+    def take(self, message: AgentMessage) -> bool:
         """Carry out an order. Returns whether the message was one."""
         match message:
             case HoldPort():

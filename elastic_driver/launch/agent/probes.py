@@ -32,7 +32,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
 from elastic_driver.errors import RendezvousProtocolError, in_words
-from elastic_driver.rendezvous.agent_messages import Listen, Listening, Probe, Probed, Said, Unlisten
+from elastic_driver.rendezvous.agent_messages import AgentMessage, Listen, Listening, Probe, Probed, Unlisten
 from elastic_driver.rendezvous.authentication import (
     MAC_BYTES,
     NO_CERTIFICATE,
@@ -98,14 +98,14 @@ class Probes:
     """
 
     def __init__(
-        self, send: Callable[[Said], None], tasks: Tasks, *, is_held: Callable[[int], bool] = lambda port: False
+        self, send: Callable[[AgentMessage], None], tasks: Tasks, *, is_held: Callable[[int], bool] = lambda port: False
     ) -> None:
         self._send = send
         self._is_held = is_held
         self._tasks = tasks
         self._check: _Check | None = None
 
-    def take(self, message: Said) -> bool:
+    def take(self, message: AgentMessage) -> bool:
         """Carry out an order. Returns whether the message was one."""
         match message:
             case Listen():

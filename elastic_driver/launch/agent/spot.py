@@ -29,7 +29,7 @@ _AHEAD_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SpotReceivers:
     """The receivers of reports, called on the event loop.
 
     Attributes:
@@ -50,7 +50,7 @@ class SpotWatch:
         told: receives the reports.
     """
 
-    def __init__(self, cloud: Cloud, endpoint: Callable[[], Endpoint], told: Told) -> None:
+    def __init__(self, cloud: Cloud, endpoint: Callable[[], Endpoint], told: SpotReceivers) -> None:
         self._cloud = cloud
         self._endpoint = endpoint
         self._told = told

@@ -19,7 +19,7 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent import proc
 from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.launch.processes.death import PIDFD_THREAD
-from elastic_driver.rendezvous.agent_messages import Said, Stacked, StacksTold, TakeStacks, worker_named
+from elastic_driver.rendezvous.agent_messages import AgentMessage, Stacked, StacksTold, TakeStacks, worker_named
 from elastic_driver.system.kernel import pidfd_open, pidfd_send_signal
 from elastic_driver.system.tasks import Tasks
 
@@ -48,13 +48,13 @@ class StackTaker:
         tasks: runs background tasks.
     """
 
-    def __init__(self, workers: WatchedWorkers, send: Callable[[Said], None], tasks: Tasks) -> None:
+    def __init__(self, workers: WatchedWorkers, send: Callable[[AgentMessage], None], tasks: Tasks) -> None:
         self._workers = workers
         self._send = send
         self._tasks = tasks
         self._under_way: dict[WorkerId, asyncio.Task[Stacked]] = {}
 
-    def take(self, message: Said) -> bool:
+    def take(self, message: AgentMessage) -> bool:
         """Carry out an order. Returns whether the message was one.
 
         Raises:

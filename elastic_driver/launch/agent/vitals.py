@@ -19,7 +19,7 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent import proc, waits
 from elastic_driver.launch.agent.activity import Activity, family
 from elastic_driver.launch.agent.vitals_page import PageFacts, VitalsPage
-from elastic_driver.rendezvous.agent_messages import Said, VitalsSeen
+from elastic_driver.rendezvous.agent_messages import AgentMessage, VitalsSeen
 from elastic_driver.vitals import Vitals, is_quiet
 
 _LOOK_S = 0.5
@@ -184,7 +184,7 @@ class VitalsWatch:
     def __init__(
         self,
         workers: WatchedWorkers,
-        send: Callable[[Said], None],
+        send: Callable[[AgentMessage], None],
         *,
         is_heard: Callable[[], bool],
         still_s: float = _STILL_S,

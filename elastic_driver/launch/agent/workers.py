@@ -31,6 +31,7 @@ from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.launch.processes.spawn import Given
 from elastic_driver.launch.words import CommandNotFoundError, ExitStatus, Stream
 from elastic_driver.rendezvous.agent_messages import (
+    AgentMessage,
     Dying,
     Exited,
     Finished,
@@ -46,7 +47,6 @@ from elastic_driver.rendezvous.agent_messages import (
     Prepare,
     Prepared,
     Resize,
-    Said,
     Shown,
     Spared,
     Start,
@@ -157,7 +157,7 @@ class HostWorkers:
         mark: str,
         url: str,
         *,
-        send: Callable[[Said], None],
+        send: Callable[[AgentMessage], None],
         has_room: Callable[[], bool],
         has_room_for_bars: Callable[[], bool],
         on_gone: Callable[[WorkerId], None],
@@ -194,7 +194,7 @@ class HostWorkers:
         self.bars = BarsOfWorkers(send, lambda: self.has_said_all and has_room_for_bars(), screen, welcome.bars)
         self.figures = HostFigures(send, has_room_for_bars)
         self._workers: dict[WorkerId, _Worker] = {}
-        self._warmed: list[Said] = []  # last reports to the driver about workers that can be forked
+        self._warmed: list[AgentMessage] = []  # last reports to the driver about workers that can be forked
         self._error_files = ErrorFiles()
         self._paused = False
         self._backlog = Backlog(send, has_room) if welcome.driver_timeout_s else None
@@ -272,13 +272,13 @@ class HostWorkers:
         ]
 
     @property
-    def warmed(self) -> Sequence[Said]:
+    def warmed(self) -> Sequence[AgentMessage]:
         """The last reports to the driver about workers that can be forked here."""
         return self._warmed
 
     # --- orders of the driver --------------------------------------------------------------------------------------
 
-    def take(self, message: Said) -> bool:
+    def take(self, message: AgentMessage) -> bool:
         """Carry out an order. Returns whether the message was one.
 
         Raises:

@@ -23,7 +23,15 @@ from elastic_driver.launch.fleet.hello_limits import excess
 from elastic_driver.launch.fleet.kept import NOTHING, FleetFact, Keeper
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.tickets import SecondUse, Ticket, Tickets, User
-from elastic_driver.rendezvous.agent_messages import PROTOCOL, Hello, Refused, Said, Welcome, said, version_of
+from elastic_driver.rendezvous.agent_messages import (
+    PROTOCOL,
+    AgentMessage,
+    Hello,
+    Refused,
+    Welcome,
+    decoded,
+    version_of,
+)
 from elastic_driver.rendezvous.channel import FrameConnection
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.frames import MAX_FRAME, Frame, Message
@@ -345,7 +353,7 @@ class Arrival:
                 self._host.node_refused(why)
             raise RefusedError(why)
 
-    def _say(self, message: Said) -> None:
+    def _say(self, message: AgentMessage) -> None:
         self.connection.write(0, 0, 0, [message.message().pack()])
 
     def _lost(self, why: str) -> None:
@@ -359,7 +367,7 @@ class Arrival:
 def _hello(message: Message) -> Hello:
     """Parse an agent's first message. Raises RefusedError for another protocol, or RendezvousProtocolError."""
     try:
-        hello = said(message)
+        hello = decoded(message)
     except RendezvousProtocolError:
         if other := version_of(message):
             ours = f"the driver runs {__version__} (protocol {PROTOCOL})"

@@ -35,7 +35,7 @@ _SIDE_BY_SIDE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class AgentReach:
     """How agents reach the driver.
 
     Attributes:
@@ -97,7 +97,7 @@ class Dialling:
         self,
         *,
         tickets: Tickets,
-        reach: Reach,
+        reach: AgentReach,
         names: HostNames,
         local: Dialler,
         remote: Dialler | None,

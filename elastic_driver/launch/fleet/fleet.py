@@ -23,7 +23,8 @@ from elastic_driver.hosts import Host
 from elastic_driver.launch.dial.dialler import DialFailure, Dialler
 from elastic_driver.launch.fleet.admission import RefusedError
 from elastic_driver.launch.fleet.changes import Changes
-from elastic_driver.launch.fleet.dialling import Dialling, Reach
+from elastic_driver.launch.fleet.dialling import AgentReach, Dialling
+from elastic_driver.launch.fleet.hosts_to_check import HostsToCheck
 from elastic_driver.launch.fleet.kept import NOTHING, FleetFact, Keeper, LeaverKept, RevokedKept
 from elastic_driver.launch.fleet.leavers import Leavers
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
@@ -33,8 +34,7 @@ from elastic_driver.launch.fleet.returning import Returning
 from elastic_driver.launch.fleet.roster import Roster
 from elastic_driver.launch.fleet.silences import Silences
 from elastic_driver.launch.fleet.tickets import Tickets
-from elastic_driver.launch.fleet.to_check import HostsToCheck
-from elastic_driver.rendezvous.agent_messages import Bye, Close, Leaves, Levels, Said, Warning
+from elastic_driver.rendezvous.agent_messages import AgentMessage, Bye, Close, Leaves, Levels, Warning
 from elastic_driver.system.keeping import Keeping
 from elastic_driver.system.tasks import Tasks
 
@@ -100,7 +100,7 @@ class Part(Protocol):
     def lost(self, link: AgentLink, why: str) -> None:
         """Called when an agent is lost."""
 
-    def take(self, link: AgentLink, message: Said) -> bool:
+    def take(self, link: AgentLink, message: AgentMessage) -> bool:
         """Handle a message of an agent. Returns whether it was of this subject.
 
         Raises:
@@ -140,7 +140,7 @@ class Fleet:
         self,
         *,
         tickets: Tickets,
-        reach: Reach,
+        reach: AgentReach,
         local: Dialler,
         remote: Dialler | None,
         is_local: Callable[[str], bool],
@@ -428,7 +428,7 @@ class Fleet:
 
     # --- messages of agents (LinkOwner) ----------------------------------------------------------------------------
 
-    def take(self, link: AgentLink, message: Said) -> None:
+    def take(self, link: AgentLink, message: AgentMessage) -> None:
         """Hand a message of an agent to its part."""
         try:
             self._take(link, message)
@@ -437,7 +437,7 @@ class Fleet:
         except Exception as error:
             self._listener.failed(error)
 
-    def _take(self, link: AgentLink, message: Said) -> None:
+    def _take(self, link: AgentLink, message: AgentMessage) -> None:
         if self.returning.takes(link, message):
             return
         for part in self._parts:

@@ -171,7 +171,7 @@ class Keeper(Protocol[F]):
         """Call this when everything recorded until now is on disk: at once if nothing is pending."""
 
 
-class KeepsNothing:
+class NullKeeper:
     """The keeper of a job that no other driver can take over."""
 
     def keep(self, fact: object) -> None:
@@ -195,7 +195,7 @@ def may_come_back(agent: AgentKept) -> bool:
     return not process or (is_of_this_boot(process) and lives(process))
 
 
-NOTHING = KeepsNothing()
+NOTHING = NullKeeper()
 
 
 async def on_disk(keeper: Keeper[F]) -> None:

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from elastic_driver.errors import RendezvousProtocolError
-from elastic_driver.rendezvous.agent_messages import Hello, Levels, Said, said
+from elastic_driver.rendezvous.agent_messages import AgentMessage, Hello, Levels, decoded
 from elastic_driver.rendezvous.channel import Channel, FrameConnection
 from elastic_driver.rendezvous.frames import Frame, Message
 from elastic_driver.system.keeping import Keeping
@@ -66,7 +66,7 @@ class LinkOwner(Protocol):
     keepings: Sequence[Keeping]
     counts_from: float
 
-    def take(self, link: AgentLink, message: Said) -> None:
+    def take(self, link: AgentLink, message: AgentMessage) -> None:
         """Handle a message of the agent. May raise RendezvousProtocolError, which cuts the connection."""
 
     def link_silent(self, link: AgentLink, silent_s: float) -> None:
@@ -228,7 +228,7 @@ class AgentLink:
         self.is_doubted = True
         return True
 
-    def send(self, message: Said) -> None:
+    def send(self, message: AgentMessage) -> None:
         """Send it a message, now or when it has a connection again. Never blocks.
 
         An agent that is away is sent nothing: what it lacks is known only once it has reported its state.
@@ -420,7 +420,7 @@ class AgentLink:
         keepings = self._owner.keepings
         before = [keeping.came for keeping in keepings]
         try:
-            self._owner.take(self, said(message))
+            self._owner.take(self, decoded(message))
         finally:
             comes = [
                 (keeping, keeping.came)

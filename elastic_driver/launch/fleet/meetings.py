@@ -15,7 +15,7 @@ from elastic_driver.dialects.dialect import Meeting
 from elastic_driver.errors import LaunchError
 from elastic_driver.launch.fleet.addresses import Addresses, Agents
 from elastic_driver.launch.fleet.link import AgentLink
-from elastic_driver.rendezvous.agent_messages import HoldPort, LetGo, PortHeld, PortLevel, Said
+from elastic_driver.rendezvous.agent_messages import AgentMessage, HoldPort, LetGo, PortHeld, PortLevel
 
 
 @dataclass(slots=True, eq=False)
@@ -130,7 +130,7 @@ class Meetings:
         for generation in [each for each in self._open if each.link is link]:
             self._settle(generation, LaunchError(f"cannot hold a port for rank 0: {why}"))
 
-    def take(self, link: AgentLink, message: Said) -> bool:
+    def take(self, link: AgentLink, message: AgentMessage) -> bool:
         """Handle an agent's answer to an order to hold a port. Returns whether the message was one."""
         if not isinstance(message, PortHeld):
             return False

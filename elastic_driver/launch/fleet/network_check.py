@@ -45,7 +45,7 @@ from elastic_driver.launch.fleet.link_figures import (
     neighbours,
     slow_links,
 )
-from elastic_driver.rendezvous.agent_messages import Listen, Listening, Probe, Probed, Said, Unlisten
+from elastic_driver.rendezvous.agent_messages import AgentMessage, Listen, Listening, Probe, Probed, Unlisten
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import counted
 
@@ -64,7 +64,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _MOST_TRIES = 1.0, 10.0, 1000
 _SECRET_BYTES = 32
 _HINT = "(check firewalls, routes and --network-interfaces)"
 
-_T = TypeVar("_T", bound=Said)
+_T = TypeVar("_T", bound=AgentMessage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class NetworkCheck:
         self._numbers = itertools.count(1)
         self._newcomers: dict[AgentLink, _Newcomer] = {}
         self._admitted: set[AgentLink] = set()
-        self._answers: dict[tuple[AgentLink, int], asyncio.Future[Said | None]] = {}
+        self._answers: dict[tuple[AgentLink, int], asyncio.Future[AgentMessage | None]] = {}
         self._figures: dict[Link, Figures] = {}  # of all present agents, by their numbers
         self._told: dict[str, str] = {}
         self._task: asyncio.Task[None] | None = None
@@ -268,7 +268,7 @@ class NetworkCheck:
         for each in self._newcomers.values():
             _cancel(each)
 
-    def take(self, link: AgentLink, message: Said) -> bool:
+    def take(self, link: AgentLink, message: AgentMessage) -> bool:
         """Handle an agent's answer in a check. Returns whether the message was one."""
         match message:
             case Listening(number) | Probed(number):
@@ -376,7 +376,7 @@ class NetworkCheck:
 
     async def _listen(self, run: _Run) -> None:
         secret = secrets.token_hex(_SECRET_BYTES)
-        orders: dict[str, Said] = {}
+        orders: dict[str, AgentMessage] = {}
         for host, link in run.links.items():
             try:
                 address = run.addresses[host] = self._hosts.address_of(link, list(run.links.values()))
@@ -396,7 +396,7 @@ class NetworkCheck:
     async def _reach(self, run: _Run) -> None:
         number = next(self._numbers)
         able = [host for host in run.links if host not in run.faults and host not in run.unheard]
-        orders: dict[str, Said] = {}
+        orders: dict[str, AgentMessage] = {}
         for host, near in neighbours(able, NEIGHBOURS).items():
             peers = [peer for peer in near if peer in run.ports and (host in run.newcomers or peer in run.newcomers)]
             if peers:
@@ -428,7 +428,9 @@ class NetworkCheck:
             return
         number = next(self._numbers)
         # Either end can ask, since the burst goes both ways.
-        orders: dict[str, Said] = {one: _probe(run, number, [other], _MEASURE_S, BURST_BYTES) for one, other in turn}
+        orders: dict[str, AgentMessage] = {
+            one: _probe(run, number, [other], _MEASURE_S, BURST_BYTES) for one, other in turn
+        }
         partners = dict(turn)
         for one, answer in (await self._ask(run, orders, Probed, number, _MEASURE_S + ANSWER_S)).items():
             other = partners[one]
@@ -437,11 +439,11 @@ class NetworkCheck:
                 run.note(one, other, Figures(abs(answer.rtt_s[other]), min(map(abs, speeds), default=None)))
 
     async def _ask(
-        self, run: _Run, orders: Mapping[str, Said], kind: type[_T], number: int, limit_s: float
+        self, run: _Run, orders: Mapping[str, AgentMessage], kind: type[_T], number: int, limit_s: float
     ) -> dict[str, _T | None]:
         """Return the answer of each host; None if it does not answer in time, or is lost."""
         loop = asyncio.get_running_loop()
-        futures: dict[str, asyncio.Future[Said | None]] = {}
+        futures: dict[str, asyncio.Future[AgentMessage | None]] = {}
         try:
             for host, order in orders.items():
                 link = run.links[host]
@@ -458,7 +460,7 @@ class NetworkCheck:
                 self._answers.pop((run.links[host], number), None)
         return {host: answer if isinstance(answer, kind) else None for host, answer in answers.items()}
 
-    def _answer(self, key: tuple[AgentLink, int], message: Said | None) -> None:
+    def _answer(self, key: tuple[AgentLink, int], message: AgentMessage | None) -> None:
         future = self._answers.get(key)
         if future is not None and not future.done():
             future.set_result(message)

@@ -15,10 +15,10 @@ from elastic_driver.launch.fleet.kept import AgentKept
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.names import HostNames
 from elastic_driver.launch.fleet.roster import Roster
-from elastic_driver.rendezvous.agent_messages import Levels, Said
+from elastic_driver.rendezvous.agent_messages import AgentMessage, Levels
 
 
-class Former(Protocol):
+class AgentsOwner(Protocol):
     """The owner of the agents until they are back."""
 
     def back(self, link: AgentLink, levels: Levels) -> None:
@@ -53,9 +53,9 @@ class Returning:
         self._names = names
         self._changes = changes
         self._make_link = make_link
-        self._former: Former
+        self._former: AgentsOwner
 
-    async def expect(self, former: Former, agents: Sequence[AgentKept], names: Sequence[str]) -> None:
+    async def expect(self, former: AgentsOwner, agents: Sequence[AgentKept], names: Sequence[str]) -> None:
         """Add the agents to the roster as away. To be called once, before any agent can dial in.
 
         Args:
@@ -81,7 +81,7 @@ class Returning:
         while self.away():
             await self._changes.wait(self._changes.count)
 
-    def takes(self, link: AgentLink, message: Said) -> bool:
+    def takes(self, link: AgentLink, message: AgentMessage) -> bool:
         """Return whether a message is the report of an agent that is back, and hand it on.
 
         Raises:

@@ -23,7 +23,7 @@ from typing import Protocol
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.launch.words import Stream
-from elastic_driver.rendezvous.agent_messages import Input, InputTaken, Interrupted, Resize, Said, Shown, Start
+from elastic_driver.rendezvous.agent_messages import AgentMessage, Input, InputTaken, Interrupted, Resize, Shown, Start
 from elastic_driver.system.tasks import start_task
 from elastic_driver.system.terminal import Terminal
 
@@ -158,7 +158,7 @@ class StandardInput:
             self._holder = None
             self._follow()
 
-    def take(self, worker: WorkerId, message: Said) -> None:
+    def take(self, worker: WorkerId, message: AgentMessage) -> None:
         """Handle a message of its agent: InputTaken, Shown or Interrupted."""
         holder = self._holder
         if holder is None or holder.worker != worker:

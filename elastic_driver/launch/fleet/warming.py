@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from elastic_driver.launch.fleet.addresses import Agents
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.launch.fleet.worker import Variables
-from elastic_driver.rendezvous.agent_messages import Prepare, Prepared, Said, Warmed, WarmUp
+from elastic_driver.rendezvous.agent_messages import AgentMessage, Prepare, Prepared, Warmed, WarmUp
 
 
 class Warming:
@@ -72,7 +72,7 @@ class Warming:
         """Forget an agent: another one of that host has imported nothing."""
         self._prepared.pop(link.agent, None)
 
-    def take(self, link: AgentLink, message: Said) -> bool:
+    def take(self, link: AgentLink, message: AgentMessage) -> bool:
         """Handle an agent's report about warming. Returns whether the message was one."""
         match message:
             case Warmed(pid, took_s):

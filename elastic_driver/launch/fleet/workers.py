@@ -33,6 +33,7 @@ from elastic_driver.launch.fleet.warming import Warming
 from elastic_driver.launch.fleet.worker import Phase, Variables, Worker, WorkerListener, note_last_words
 from elastic_driver.launch.words import CommandNotFoundError, ExitStatus, OutputSink, Stream
 from elastic_driver.rendezvous.agent_messages import (
+    AgentMessage,
     Dying,
     Exited,
     Finished,
@@ -46,7 +47,6 @@ from elastic_driver.rendezvous.agent_messages import (
     Output,
     PassOn,
     Redrawn,
-    Said,
     Shown,
     Spared,
     Start,
@@ -77,7 +77,7 @@ class Hosts(Agents, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class WorkerContext:
     """The parts around a job's workers.
 
     Attributes:
@@ -115,7 +115,7 @@ class Workers:
 
     def __init__(
         self,
-        around: Surroundings,
+        around: WorkerContext,
         dialect: Dialect,
         *,
         command: Sequence[str],
@@ -429,7 +429,7 @@ class Workers:
         for one in ordered:
             self._listener.not_started(one.id, LaunchError(f"cannot start worker {one.id}: {why}"))
 
-    def take(self, link: AgentLink, message: Said) -> bool:
+    def take(self, link: AgentLink, message: AgentMessage) -> bool:
         """Handle a message of an agent about its workers' processes. Returns whether it was one.
 
         Raises:

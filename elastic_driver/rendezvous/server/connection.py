@@ -1,8 +1,9 @@
 """One HTTP/1.1 connection of the driver's server: parsing, limits, the order of answers.
 
 Owns the limits on a peer and the bytes it receives. The server defines what a request means; the peer was identified
-before (:mod:`~elastic_driver.rendezvous.server.newcomer`). An asyncio.Protocol on httptools: it serves several times as
-many requests as a framework, and answers a request that need not wait inside ``data_received``, without a task.
+before (:mod:`~elastic_driver.rendezvous.server.unauthenticated`). An asyncio.Protocol on httptools: it serves several
+times as many requests as a framework, and answers a request that need not wait inside ``data_received``, without a
+task.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import httptools
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.messages import API
 from elastic_driver.rendezvous.routes import error_body
-from elastic_driver.rendezvous.server.guest import LINGER_S, Guest, Register, ServerLimits
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
+from elastic_driver.rendezvous.server.peer_connection import LINGER_S, PeerConnection, Register, ServerLimits
 from elastic_driver.rendezvous.server.web import BODY_BYTES, HEALTH_PATH, Web, WebAnswer, WebStreaming
 from elastic_driver.version import __version__
 
@@ -94,7 +95,7 @@ class Service(Protocol):
     web: Web | None
 
     @property
-    def guests(self) -> Register:
+    def connections(self) -> Register:
         """All connections."""
 
     @property
@@ -164,7 +165,7 @@ class _Refusal(Exception):
         self.status = status
 
 
-class Connection(Guest, asyncio.Protocol):
+class Connection(PeerConnection, asyncio.Protocol):
     """One peer. Requests are answered in order: those behind a parked one are queued.
 
     Args:
@@ -177,7 +178,7 @@ class Connection(Guest, asyncio.Protocol):
     """
 
     def __init__(self, service: Service, identity: Identity | None = None, *, is_for_probes: bool = False) -> None:
-        super().__init__(service.guests)
+        super().__init__(service.connections)
         self._service = service
         self._parser = httptools.HttpRequestParser(self)
         self.identity = identity or _READER
@@ -252,7 +253,7 @@ class Connection(Guest, asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         transport.write(_web_head(200, answer.content_type, answer.headers) + b"Connection: close\r\n\r\n")
-        self._guests.trusted(self)
+        self._connections.trusted(self)
         self._stream = _Stream(self, transport, answer)
         answer.began(self._stream)
 
@@ -291,7 +292,7 @@ class Connection(Guest, asyncio.Protocol):
         """Close the connection after what is already written."""
         self._deaf = True
         self._since = self._loop.time()
-        self._guests.left(self)
+        self._connections.left(self)
         if self._transport is not None:
             self._transport.close()
 
@@ -323,14 +324,14 @@ class Connection(Guest, asyncio.Protocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _KEEPALIVE:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._guests.arrived(self)
+        self._connections.arrived(self)
         if self._is_authenticated:
-            self._guests.trusted(self, self.identity.worker)
+            self._connections.trusted(self, self.identity.worker)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deaf = True
         self._drop_parked()
-        self._guests.lost(self)
+        self._connections.lost(self)
         if self._stream is not None:
             self._stream.lost()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.server.connection import Service
-from elastic_driver.rendezvous.server.newcomer import Newcomer
+from elastic_driver.rendezvous.server.unauthenticated import UnauthenticatedConnection
 from elastic_driver.rendezvous.tls import Turns
 
 # Receive buffer of a connection. It must hold what agents send to a stopped process (CREDIT_BYTES, in small pieces,
@@ -110,9 +110,9 @@ class Listeners:
             server.close()
             raise SettingsError("cannot listen: this server is closed")
 
-    def _newcomer(self) -> Newcomer:
+    def _newcomer(self) -> UnauthenticatedConnection:
         self._turns = self._turns or Turns()
-        return Newcomer(self._service, self._turns)
+        return UnauthenticatedConnection(self._service, self._turns)
 
     async def _listen(self, host: str, port: int, listener: socket.socket | None = None) -> int:
         where: dict[str, Any] = {"sock": listener}

@@ -32,11 +32,11 @@ from elastic_driver.rendezvous.routes import (
     written,
 )
 from elastic_driver.rendezvous.server.connection import Connection
-from elastic_driver.rendezvous.server.guest import ServerLimits
-from elastic_driver.rendezvous.server.guests import CONNECTIONS_EACH, Guests
 from elastic_driver.rendezvous.server.listeners import Listeners
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.server.parked import PendingAnswer
+from elastic_driver.rendezvous.server.peer_connection import ServerLimits
+from elastic_driver.rendezvous.server.peer_connections import CONNECTIONS_EACH, PeerConnections
 from elastic_driver.rendezvous.server.web import Web, WebAnswer, WebRequest, WebStreaming
 
 __all__ = ["CONNECTIONS_EACH", "RendezvousServer", "ServerLimits"]
@@ -65,7 +65,7 @@ class RendezvousServer:
         agents: makes the protocol that takes over an admitted agent's connection; required if any agent is admitted.
         limits: the limits on one peer.
         on_error: called with an exception that a route should not have raised. Its request is answered with 500.
-        on_full, on_worker_gone: passed to :class:`Guests`.
+        on_full, on_worker_gone: passed to :class:`PeerConnections`.
         web: answers browsers and scrapers outside /v1; None to serve none.
         reader: the ``Authorization`` header of readers; empty where there are none.
         certificate: an existing certificate; None to make one when it is first needed.
@@ -73,7 +73,7 @@ class RendezvousServer:
     Attributes:
         key_of, admits: as given.
         certificate: the certificate that it shows over TLS.
-        guests: all connections.
+        connections: all connections.
         listeners: the listening sockets.
         reader_header: the readers' header; where there are none, random bytes that nobody can guess.
     """
@@ -96,7 +96,7 @@ class RendezvousServer:
         self.limits = limits or ServerLimits()
         self.web = web
         self.reader_header = reader or secrets.token_bytes()
-        self.guests = Guests(self.limits, on_full=on_full, on_worker_gone=on_worker_gone)
+        self.connections = PeerConnections(self.limits, on_full=on_full, on_worker_gone=on_worker_gone)
         self.listeners = Listeners(self)
         self.certificate = certificate or OwnCertificate()
         self.key_of, self.admits = key_of, admits
@@ -121,7 +121,7 @@ class RendezvousServer:
 
         Args:
             host, ports: passed to :meth:`Listeners.open`.
-            workers, at_most, connections_each, descriptors_each: passed to :meth:`Guests.make_room`.
+            workers, at_most, connections_each, descriptors_each: passed to :meth:`PeerConnections.make_room`.
 
         Returns:
             The port.
@@ -129,9 +129,11 @@ class RendezvousServer:
         Raises:
             SettingsError: the address or port is not available, or the limit of open files is too low for the workers.
         """
-        self.guests.make_room(workers, at_most, connections_each=connections_each, descriptors_each=descriptors_each)
+        self.connections.make_room(
+            workers, at_most, connections_each=connections_each, descriptors_each=descriptors_each
+        )
         port = await self.listeners.open(host, ports)
-        self.guests.begin()
+        self.connections.begin()
         return port
 
     async def start_local(self, listening: socket.socket, *, workers: int = 0) -> None:
@@ -142,21 +144,21 @@ class RendezvousServer:
             workers: how many workers to make room for; 0 if there is room already.
         """
         if workers:
-            self.guests.make_local_room(workers)
+            self.connections.make_local_room(workers)
         await self.listeners.open_local(listening)
-        self.guests.begin()
+        self.connections.begin()
 
     def descriptors(self) -> list[int]:
         """Return the descriptors of all sockets, for a forked child to close."""
-        return [*self.listeners.descriptors(), *self.guests.descriptors()]
+        return [*self.listeners.descriptors(), *self.connections.descriptors()]
 
     async def close(self) -> None:
         """Stop listening, answer 410 to parked requests, and drop every connection. Idempotent."""
         self.listeners.close()
         answers = [pending.future for pending in self._pending]
-        self.guests.begin_to_close()
+        self.connections.begin_to_close()
         await asyncio.gather(*answers, return_exceptions=True)
-        await self.guests.closed()
+        await self.connections.closed()
         await self.listeners.closed()
 
     # --- for connections (Service) ---------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ class Store(c10d.Store):
             return self._values.pop(key, None) is not None
 
 
-class MakeFast(Protocol):
+class FastGroupFactory(Protocol):
     """Makes a fast group; may block."""
 
     def __call__(self, store: Store, index: int, size: int, timeout_s: float) -> Any:
@@ -124,7 +124,7 @@ def _make_nccl(store: Store, index: int, size: int, timeout_s: float) -> Any:
     return nccl_group(store, index, size, timeout_s)
 
 
-fast_groups: dict[str, MakeFast] = {"cuda": _make_nccl}
+fast_groups: dict[str, FastGroupFactory] = {"cuda": _make_nccl}
 """The makers of fast groups, by device type. Only tests have one for CPU tensors."""
 
 
@@ -189,7 +189,7 @@ class _Probe:
     """Makes a fast group and a sum over it, in a thread that may never return."""
 
     def __init__(
-        self, make: MakeFast, store: Store, index: int, size: int, device: torch.device, timeout_s: float
+        self, make: FastGroupFactory, store: Store, index: int, size: int, device: torch.device, timeout_s: float
     ) -> None:
         self._make, self._store, self._index, self._size = make, store, index, size
         self._device, self._timeout_s = device, timeout_s
@@ -296,7 +296,7 @@ class Peers:
         gloo.connect(self._exchange, timeout_s=self._timeout_s)
         self._group = gloo.process_group
 
-    def _refusal(self, make: MakeFast) -> str:
+    def _refusal(self, make: FastGroupFactory) -> str:
         """Return why the members do not use the fast group; the same on all of them."""
         global _given_up
         places: dict[str, int] = {}

@@ -21,7 +21,7 @@ from elastic_driver.system.interfaces import host_addresses
 from elastic_driver.torch.device.groups import abort_in_thread, has_ended, say_once
 from elastic_driver.torch.device.lane import nccl_refusal
 from elastic_driver.torch.distributed.sockets import GroupSockets, gloo_sleeps, lazy_gloo
-from elastic_driver.torch.distributed.store import LateServer, RoundStore
+from elastic_driver.torch.distributed.store import LazyServer, RoundStore
 from elastic_driver.torch_private import groups as private
 from elastic_driver.worker.engine.collectives import Group
 from elastic_driver.worker.engine.own_sockets import check_ends, pack_ends, unpack_ends
@@ -100,7 +100,7 @@ class RoundGroup:
         meeting = context.meeting if slot.size > 1 else None
         build_s = context.limits.build_s
         self._store = RoundStore(
-            scope, slot.rank, slot.size, meeting, lambda: LateServer(context.address, ports), self.sockets
+            scope, slot.rank, slot.size, meeting, lambda: LazyServer(context.address, ports), self.sockets
         )
         try:
             with batch_scheduling():

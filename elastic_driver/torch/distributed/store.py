@@ -51,7 +51,7 @@ def listen(address: str, ports: tuple[int, int] | None) -> socket.socket:
     raise HorovodInternalError(f"cannot listen for the other ranks' process groups at {where}: {problem}") from problem
 
 
-class LateServer:
+class LazyServer:
     """A TCPStore that is made when the first client connects; until then a listening socket. In rank 0."""
 
     def __init__(self, address: str, ports: tuple[int, int] | None) -> None:
@@ -123,7 +123,7 @@ class RoundStore(c10d.Store):
         index: int,
         count: int,
         meeting: RoundMeeting | None,
-        serve: Callable[[], LateServer],
+        serve: Callable[[], LazyServer],
         sockets: GroupSockets,
     ) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class RoundStore(c10d.Store):
         self._own = b""
         self._exchanges = not lazy_gloo()  # else a member may not read before it has data to send
         self._far_store: Any = None
-        self._server: LateServer | None = None
+        self._server: LazyServer | None = None
         self._server_address: Listener | None = None
         self.error: BaseException | None = None
         self.is_readable = True

@@ -40,7 +40,7 @@ def say(text: str) -> None:
         print(f"elastic_driver: {text}", file=sys.stderr, flush=True)
 
 
-class DriversPermit:
+class CommitPermission:
     """Asks the driver whether a commit may be on disk: only the driver knows whether this worker is still a member.
 
     A worker that is cut off may train on while others have continued without it: its state is no longer the job's.
@@ -125,7 +125,7 @@ class Durable:
             keep=settings.durable_keep,
             job_id=settings.job,
             host=settings.hostname,
-            permit=DriversPermit() if settings.rendezvous and not settings.launched else None,
+            permit=CommitPermission() if settings.rendezvous and not settings.launched else None,
         )
 
     @property

@@ -72,7 +72,7 @@ class MemberFacts:
     devices: dict[str, Any]
 
 
-class Companion(Protocol):
+class RoundCompanion(Protocol):
     """An object that lives as long as a round, beside its engine: a framework's process group."""
 
     def abort(self, reason: str) -> None:
@@ -132,7 +132,7 @@ class Context:
         self._lock = threading.Lock()  # guards _broken, _engine, _closing, _companions
         self._broken = ""
         self._broke = threading.Event()  # wakes threads that wait for the driver's report
-        self._companions: list[Companion] = []
+        self._companions: list[RoundCompanion] = []
         self._engine: ConnectableEngine | None = None
         self._closing = False
         self._hosts_updated = False
@@ -324,7 +324,7 @@ class Context:
         with contextlib.suppress(InvalidStateError):
             self._ready.set_exception(self._error())
 
-    def attach(self, companion: Companion) -> None:
+    def attach(self, companion: RoundCompanion) -> None:
         """End this object with the round; at once if that is already broken."""
         with self._lock:
             self._companions.append(companion)
@@ -332,7 +332,7 @@ class Context:
         if broken:
             companion.abort(broken)
 
-    def detach(self, companion: Companion) -> None:
+    def detach(self, companion: RoundCompanion) -> None:
         """Forget an object that ends by itself."""
         with self._lock, contextlib.suppress(ValueError):
             self._companions.remove(companion)

@@ -25,7 +25,7 @@ from elastic_driver.rendezvous.messages import (
     NextRoundReply,
     RoundAssignment,
 )
-from elastic_driver.rendezvous.server.newcomer import Newcomer
+from elastic_driver.rendezvous.server.unauthenticated import UnauthenticatedConnection
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.local_socket import path_of
 from elastic_driver.version import __version__
@@ -228,7 +228,7 @@ def test_what_a_peer_does_to_its_connection_ends_no_job(
     async def main() -> None:
         job = Job(tmp_path, A, B)
         await job.train(2)
-        monkeypatch.setattr(Newcomer, "data_received", fail)
+        monkeypatch.setattr(UnauthenticatedConnection, "data_received", fail)
         socket = path_of(job.logged("job_started")[0]["rendezvous"])
         assert socket is not None
         reader, writer = await asyncio.open_unix_connection(socket)

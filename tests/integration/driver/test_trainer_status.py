@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from elastic_driver.driver import trainer_status
-from elastic_driver.driver.trainer_status import Standing, TrainerStatus, Way, standing_of
+from elastic_driver.driver.trainer_status import ReportTarget, Standing, TrainerStatus, standing_of
 from elastic_driver.errors import SettingsError
 from tests.support.clusters.fake_trainer import FakeTrainer, fake_trainer
 from tests.support.clusters.kubernetes_fake.certificate import write_certificate
@@ -28,7 +28,7 @@ def with_trainer(
     folder: Path, main: Callable[[FakeTrainer, TrainerStatus, list[str]], Coroutine[Any, Any, None]]
 ) -> None:
     async def run(trainer: FakeTrainer) -> None:
-        way = Way.of(trainer.environment)
+        way = ReportTarget.of(trainer.environment)
         assert way is not None
         warnings: list[str] = []
         await main(trainer, TrainerStatus(way, lambda: STANDING, warnings.append), warnings)
@@ -112,7 +112,7 @@ def test_what_cannot_be_told_is_said_once(tmp_path: Path, trouble: str) -> None:
                 environ["KUBEFLOW_TRAINER_SERVER_TOKEN"] = str(tmp_path)
             case "500":
                 trainer.status = 500
-        way = Way.of(environ)
+        way = ReportTarget.of(environ)
         assert way is not None
         looks = 0
 
@@ -146,17 +146,17 @@ def test_one_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_where_nobody_wants_to_know() -> None:
-    assert Way.of({}) is None
+    assert ReportTarget.of({}) is None
     whole = {
         "KUBEFLOW_TRAINER_SERVER_URL": "https://a/b",
         "KUBEFLOW_TRAINER_SERVER_CA_CERT": "/ca",
         "KUBEFLOW_TRAINER_SERVER_TOKEN": "/token",
     }
-    assert Way.of(whole) == Way("https://a/b", Path("/ca"), Path("/token"))
-    assert Way.of({**whole, "ELASTIC_DRIVER_TRAINER_STATUS": "off"}) is None
+    assert ReportTarget.of(whole) == ReportTarget("https://a/b", Path("/ca"), Path("/token"))
+    assert ReportTarget.of({**whole, "ELASTIC_DRIVER_TRAINER_STATUS": "off"}) is None
     for change in ({"KUBEFLOW_TRAINER_SERVER_TOKEN": ""}, {"KUBEFLOW_TRAINER_SERVER_URL": "http://a/b"}):
         with pytest.raises(SettingsError, match="cannot tell Kubeflow Trainer"):
-            Way.of({**whole, **change})
+            ReportTarget.of({**whole, **change})
 
 
 SCRIPT = """
@@ -230,7 +230,7 @@ def test_from_what_a_driver_knows() -> None:
 def test_a_token_that_is_none_is_not_told(text: str, tmp_path: Path) -> None:
     """The libraries' own errors would quote it, and this goes to the job's log."""
     (tmp_path / "token").write_text(text)
-    way = Way("https://127.0.0.1:9/", tmp_path / "ca", tmp_path / "token")
+    way = ReportTarget("https://127.0.0.1:9/", tmp_path / "ca", tmp_path / "token")
     with pytest.raises(OSError, match="holds no token") as caught:
         way.tell(STANDING)
     assert "cret" not in str(caught.value).replace(str(tmp_path), "")

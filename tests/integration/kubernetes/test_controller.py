@@ -24,7 +24,7 @@ import yaml
 from elastic_driver.kubernetes import objects
 from elastic_driver.kubernetes.api import Api
 from elastic_driver.kubernetes.controller import Controller, _said, main
-from elastic_driver.kubernetes.plan import DriverSays
+from elastic_driver.kubernetes.plan import DriverReport
 from elastic_driver.kubernetes.spec import PLURAL
 from tests.support.clusters.controllers import running_controller
 from tests.support.clusters.elastic_job_objects import NAME, NAMESPACE, UID, resource
@@ -42,12 +42,12 @@ class Driver:
     """What stands for the jobs' drivers."""
 
     def __init__(self) -> None:
-        self.says: DriverSays | None = None
+        self.says: DriverReport | None = None
         self.drained: list[str] = []
         self.keys: set[bytes] = set()
         self.ended = threading.Event()
 
-    def ask_status(self, url: str, key: bytes) -> DriverSays | None:
+    def ask_status(self, url: str, key: bytes) -> DriverReport | None:
         assert url == f"https://{NAME}-launcher.{NAME}.{NAMESPACE}.svc:29400"
         self.keys.add(key)
         return self.says
@@ -123,7 +123,7 @@ class World:
     def trains(self) -> None:
         """The driver answers: it trains on all pods that run."""
         hosts = frozenset(f"{name}.{NAME}.{NAMESPACE}.svc" for name in self.pods())
-        self.driver.says = DriverSays("round 1 runs", 1, hosts, frozenset(), hosts, len(hosts))
+        self.driver.says = DriverReport("round 1 runs", 1, hosts, frozenset(), hosts, len(hosts))
         self.launcher_runs()
 
     def scale(self, replicas: int) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from elastic_driver.etcd.driver_record import RegisteredDriver
 from elastic_driver.etcd.place import EtcdPlace
-from elastic_driver.etcd.there import DriverThere
 from elastic_driver.rendezvous.agent_messages import Exited, Finished, InDoubt, Levels, Warning
 from elastic_driver.system.process_name import place_of_sockets
 from tests.support.fakes.fake_etcd import FakeEtcd, fake_etcd, nobody
@@ -26,10 +26,10 @@ pytestmark = pytest.mark.integration
 SLEEP = "import time; print('sleeps', flush=True); time.sleep(600)"
 
 
-def there(driver: FakeDriver) -> DriverThere:
+def there(driver: FakeDriver) -> RegisteredDriver:
     facts = driver.welcome_facts
     url = f"https://127.0.0.1:{driver.port}"
-    return DriverThere(facts.job_id, "m", "", facts.epoch, facts.driver, (url,))
+    return RegisteredDriver(facts.job_id, "m", "", facts.epoch, facts.driver, (url,))
 
 
 @asynccontextmanager

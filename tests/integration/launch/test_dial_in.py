@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from elastic_driver.errors import OtherCertificateError, StrangerError, WrongTokenError
+from elastic_driver.errors import OtherCertificateError, UnverifiedDriverError, WrongTokenError
 from elastic_driver.launch.agent import dial_in as module
-from elastic_driver.launch.agent.dial_in import Met, dial_in
+from elastic_driver.launch.agent.dial_in import AuthenticatedConnection, dial_in
 from elastic_driver.rendezvous.authentication import MAGIC, NONCE_BYTES, Challenge, opening, read_request, refusal
 from elastic_driver.rendezvous.certificate import Certificate, client_context
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
@@ -41,7 +41,9 @@ class Agent:
         self.frames: list[Frame] = []
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def dial(self, url: str, fingerprint: str = "", credential: Credential = CREDENTIAL) -> Met:
+    async def dial(
+        self, url: str, fingerprint: str = "", credential: Credential = CREDENTIAL
+    ) -> AuthenticatedConnection:
         async with asyncio.timeout(PATIENCE_S):
             return await dial_in(
                 url,
@@ -71,7 +73,7 @@ def refused(
     url: str,
     fingerprint: str = "",
     credential: Credential = CREDENTIAL,
-    kind: type[StrangerError | WrongTokenError] = StrangerError,
+    kind: type[UnverifiedDriverError | WrongTokenError] = UnverifiedDriverError,
 ) -> str:
     """Why this is not taken for the driver."""
 

@@ -19,6 +19,7 @@ from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.workers import HostWorkers
 from elastic_driver.rendezvous.agent_messages import (
+    AgentMessage,
     Dying,
     Exited,
     Finished,
@@ -27,7 +28,6 @@ from elastic_driver.rendezvous.agent_messages import (
     Labels,
     NotStarted,
     Output,
-    Said,
     Start,
     Started,
     Stop,
@@ -49,7 +49,7 @@ if "deaf" in sys.argv:
 print("up", os.environ.get("PLACE"), flush=True)
 time.sleep(3600)
 """
-_T = TypeVar("_T", bound=Said)
+_T = TypeVar("_T", bound=AgentMessage)
 
 
 class Host:
@@ -63,7 +63,7 @@ class Host:
     """
 
     def __init__(self) -> None:
-        self.told: list[Said] = []
+        self.told: list[AgentMessage] = []
         self.text = b""
         self.gone: list[WorkerId] = []
         self.gate = asyncio.Event()
@@ -97,7 +97,7 @@ class Host:
             environ=lambda given: {**os.environ, **given},
         )
 
-    def _send(self, message: Said) -> None:
+    def _send(self, message: AgentMessage) -> None:
         if isinstance(message, Output):
             self.text += message.blob
         else:
@@ -137,7 +137,7 @@ class Host:
         assert pid is not None
         return psutil.Process(pid)
 
-    def story(self) -> list[type[Said]]:
+    def story(self) -> list[type[AgentMessage]]:
         """What the driver has heard of; that a worker is dying may go before its end, or not."""
         return [type(each) for each in self.told if not isinstance(each, Dying)]
 
@@ -167,7 +167,7 @@ def on_host(main: Callable[[Host], Coroutine[Any, Any, None]]) -> None:
 @pytest.mark.parametrize(
     "order", [Stop(A.key, 0.0), Kill(A.key, 0.0, exits=False), Kill(A.key, 1.0, exits=True), KillAll()]
 )
-def test_an_order_to_end_a_worker_that_is_being_started(order: Said) -> None:
+def test_an_order_to_end_a_worker_that_is_being_started(order: AgentMessage) -> None:
     async def main(host: Host) -> None:
         host.gate.clear()
         host.start("deaf")
@@ -272,7 +272,7 @@ def test_a_process_that_is_replaced_is_one_worker_to_the_driver() -> None:
 
 
 @pytest.mark.parametrize("order", [Stop(A.key, NEVER_S), Kill(A.key, 0.0, exits=False), KillAll()])
-def test_an_end_that_is_ordered_while_a_process_is_about_to_be_replaced(order: Said) -> None:
+def test_an_end_that_is_ordered_while_a_process_is_about_to_be_replaced(order: AgentMessage) -> None:
     async def main(host: Host) -> None:
         host.start("deaf")
         await host.up()
@@ -286,7 +286,9 @@ def test_an_end_that_is_ordered_while_a_process_is_about_to_be_replaced(order: S
 
 
 @pytest.mark.parametrize("order", [Stop(A.key, NEVER_S), Kill(A.key, 0.0, exits=False), KillAll()])
-def test_an_end_that_is_ordered_when_the_first_process_is_dead_and_not_everything_of_it_is_gone(order: Said) -> None:
+def test_an_end_that_is_ordered_when_the_first_process_is_dead_and_not_everything_of_it_is_gone(
+    order: AgentMessage,
+) -> None:
     """The driver has heard nothing of that death, and would take a worker that is finished without one for a lie."""
 
     async def main(host: Host) -> None:

@@ -20,7 +20,7 @@ from elastic_driver.launch.agent import proc
 from elastic_driver.launch.agent.stacks import StackTaker, take_stacks
 from elastic_driver.launch.agent.vitals import VitalsWatch
 from elastic_driver.launch.agent.vitals_page import VitalsPage
-from elastic_driver.rendezvous.agent_messages import Said, Stacked, StacksTold, TakeStacks, VitalsSeen
+from elastic_driver.rendezvous.agent_messages import AgentMessage, Stacked, StacksTold, TakeStacks, VitalsSeen
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.vitals import Vitals
 from elastic_driver.worker.engine import native_loader
@@ -63,7 +63,7 @@ class Worker:
 
     def stacks(self) -> Stacked:
         """As the driver is told."""
-        sent: list[Said] = []
+        sent: list[AgentMessage] = []
 
         async def ask() -> None:
             tasks = Tasks()
@@ -479,7 +479,7 @@ def test_a_child_speaks_for_the_command_and_a_stranger_does_not() -> None:
 
 
 def test_the_driver_hears_once_a_second_and_at_once_of_a_stop() -> None:
-    sent: list[Said] = []
+    sent: list[AgentMessage] = []
 
     async def run(one: Worker) -> None:
         heard = True

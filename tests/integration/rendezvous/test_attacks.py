@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from elastic_driver.errors import RendezvousProtocolError, StrangerError
+from elastic_driver.errors import RendezvousProtocolError, UnverifiedDriverError
 from elastic_driver.launch.agent.dial_in import dial_in
 from elastic_driver.rendezvous.authentication import (
     MAC_BYTES,
@@ -30,8 +30,8 @@ from elastic_driver.rendezvous.authentication import (
 )
 from elastic_driver.rendezvous.certificate import Certificate, client_context, fingerprint_of, server_context
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
-from elastic_driver.rendezvous.server.guest import ServerLimits
-from elastic_driver.rendezvous.server.newcomer import _ClientHello
+from elastic_driver.rendezvous.server.peer_connection import ServerLimits
+from elastic_driver.rendezvous.server.unauthenticated import _ClientHello
 from elastic_driver.rendezvous.server.web import Probed
 from elastic_driver.system.local_socket import SocketFolder
 from tests.support.fakes.rendezvous_service import (
@@ -183,7 +183,7 @@ def dialled(port: int, credential: Credential, *, fingerprint: str = "", limit_s
                 on_lost=lambda why: None,
             )
             return await asyncio.wait_for(dialling, limit_s)
-        except (OSError, StrangerError) as error:
+        except (OSError, UnverifiedDriverError) as error:
             return error
 
     found = asyncio.run(dial())
@@ -195,7 +195,7 @@ def test_who_ends_tls_in_the_middle_gets_a_name_and_a_nonce() -> None:
     """An agent that knows only the job's token takes any certificate, and then finds that the driver has another."""
     with serving() as service, closing(Middle(service.port)) as middle:
         error = dialled(middle.port, credential(JOINER))
-        assert isinstance(error, StrangerError)
+        assert isinstance(error, UnverifiedDriverError)
         assert "another job's driver answers there, or this job's join token is not the one that was given" in str(
             error
         )
@@ -206,7 +206,7 @@ def test_who_ends_tls_in_the_middle_gets_a_name_and_a_nonce() -> None:
         # With the fingerprint it does not even get that.
         middle.said = b""
         error = dialled(middle.port, credential(JOINER), fingerprint=CERTIFICATE.fingerprint)
-        assert isinstance(error, StrangerError)
+        assert isinstance(error, UnverifiedDriverError)
         assert middle.said == b""
 
 
@@ -252,7 +252,7 @@ def test_neither_end_goes_down_to_tls_1_2() -> None:
         thread.start()
         error = dialled(listener.getsockname()[1], credential(JOINER))
         thread.join(PATIENCE_S)
-    assert isinstance(error, OSError | StrangerError)
+    assert isinstance(error, OSError | UnverifiedDriverError)
     assert got == []
 
 
@@ -312,10 +312,10 @@ def test_half_a_client_hello_costs_no_openssl(loop: str) -> None:
             plain = stack.enter_context(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S))
             plain.sendall(hello[:size])
         service.until(
-            lambda: [each._received != b"" or each._shakes_hands for each in service.guests] == [True] * 4,
+            lambda: [each._received != b"" or each._shakes_hands for each in service.connections] == [True] * 4,
             "something of each is there",
         )
-        assert not service.call(lambda: any(each._shakes_hands for each in service.guests))
+        assert not service.call(lambda: any(each._shakes_hands for each in service.connections))
         client = TlsClient()
         hello = client.take()
         plain = stack.enter_context(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S))
@@ -385,7 +385,7 @@ def test_those_who_begin_and_do_not_go_on_are_strangers_like_others(how: str) ->
     limits = ServerLimits(strangers=4, stranger_s=0.1, connections=20)
     with serving(limits=limits) as service:
         assert is_served(service)
-        service.until(lambda: not service.guests, "it has gone")
+        service.until(lambda: not service.connections, "it has gone")
         before = descriptors()
         with ExitStack() as stack:
             for _ in range(40):
@@ -399,9 +399,9 @@ def test_those_who_begin_and_do_not_go_on_are_strangers_like_others(how: str) ->
                         caller.ask(caller.proof())
                     elif how == "half a request":
                         caller.socket.sendall(caller.proof().request[:20])
-            service.until(lambda: 1 <= len(service.guests) <= 4, "the oldest are cut")
+            service.until(lambda: 1 <= len(service.connections) <= 4, "the oldest are cut")
             assert is_served(service)
-        service.until(lambda: not service.guests, "all are gone")
+        service.until(lambda: not service.connections, "all are gone")
         assert descriptors() <= before
 
 
@@ -454,5 +454,5 @@ def test_a_browser_behind_a_forwarded_socket_neither_reads_nor_acts(loop: str) -
                     assert read_refusal(local.recv(4096)).startswith("cannot read request: it does not begin like one")
                     assert local.recv(4096) == b""
         assert service.handler.ends == 0
-        service.until(lambda: not service.guests, "all have gone")
+        service.until(lambda: not service.connections, "all have gone")
         folder.close()

@@ -204,14 +204,14 @@ def test_who_does_not_go_on_is_cut(known: bytes) -> None:
         peer.send(known)
         peer._bytes(65 if len(known) > 32 else 0)
         assert peer.is_closed()
-        assert service.call(lambda: len(service.guests)) == 0
+        assert service.call(lambda: len(service.connections)) == 0
 
 
 def test_who_trickles_gets_no_more_time() -> None:
     with serving_in_memory(limits=ServerLimits(request_s=1.5)) as service, MemoryPeer(service) as peer:
         sent, began = 0, service.loop.time()
         data = opening("operator" + "x" * 500)
-        while service.guests:
+        while service.connections:
             peer.send(data[sent : sent + 1])
             sent += 1
             service.wait(asyncio.sleep(0.1))
@@ -311,7 +311,7 @@ def test_no_room_is_told_once_with_what_to_do() -> None:
             with MemoryPeer(service) as late:
                 late.send(request("GET", "/v1/status", b"", READER))
                 assert late.read().status == 503
-            service.until(lambda: len(service.guests) == 2, "who was refused has gone")
+            service.until(lambda: len(service.connections) == 2, "who was refused has gone")
         for one in peers:
             one.close()
     assert len(service.full) == 1
@@ -407,7 +407,7 @@ def test_on_a_local_socket_a_name_is_enough(loop: str) -> None:
         with connected() as local:
             local.sendall(opening("reader") + status)
             assert local.makefile("rb").read()[3:].startswith(b"nobody may authenticate here")
-        service.until(lambda: not service.guests, "all have gone")
+        service.until(lambda: not service.connections, "all have gone")
         folder.close()
 
 
@@ -436,7 +436,7 @@ def test_a_certificate_that_could_not_be_made_is_made_for_the_next_who_needs_it(
             broken.setattr(os, "memfd_create", fail)
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 early.encrypt()
-            service.until(lambda: not service.guests, "whoever waited for it is cut")
+            service.until(lambda: not service.connections, "whoever waited for it is cut")
         with Peer(service) as late:
             late.encrypt()
             assert fingerprint_of(cast("ssl.SSLSocket", late.socket)) == service.server.certificate.fingerprint

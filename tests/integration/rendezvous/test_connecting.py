@@ -16,7 +16,7 @@ from elastic_driver.errors import (
     OtherCertificateError,
     RendezvousError,
     RendezvousProtocolError,
-    StrangerError,
+    UnverifiedDriverError,
     WrongTokenError,
 )
 from elastic_driver.rendezvous import connecting
@@ -109,7 +109,7 @@ def test_a_relay_with_a_certificate_of_its_own_gets_no_proof() -> None:
 
         with (
             listening(over_tls(relay, own)) as between,
-            pytest.raises(StrangerError, match=STRANGER),
+            pytest.raises(UnverifiedDriverError, match=STRANGER),
         ):
             connect(unknown(between), credential(), timeout_s=PATIENCE_S)
     assert heard == [b""]
@@ -176,7 +176,7 @@ def _old_tls(connection: socket.socket) -> None:
 def test_who_is_not_the_driver_is_told_nothing_and_tried_again(stranger: str) -> None:
     """It may have taken the port of a driver that is dead, or be on its way out of it."""
     with listening(STRANGERS[stranger], STRANGERS[stranger], over_tls(_answer)) as url:
-        with pytest.raises((StrangerError, OSError), match=WORDS.get(stranger, STRANGER)):
+        with pytest.raises((UnverifiedDriverError, OSError), match=WORDS.get(stranger, STRANGER)):
             connect(unknown(url), credential(), timeout_s=PATIENCE_S)
         client = RendezvousClient(url.url, credential(), patience_s=PATIENCE_S)
         assert client.status() == {"explain": "x"}
@@ -204,7 +204,7 @@ def test_another_token_is_told_with_its_source(role: Role) -> None:
         client = RendezvousClient(url.url, asks, patience_s=PATIENCE_S, stranger_s=0.0)
         where = f"cannot ask the driver at 127.0.0.1 port {url.address[1]}: "
         with pytest.raises(
-            StrangerError, match=f"^{re.escape(f'{where}{either}{differs} is not the one from {SOURCE}')}$"
+            UnverifiedDriverError, match=f"^{re.escape(f'{where}{either}{differs} is not the one from {SOURCE}')}$"
         ):
             client.status()
         client.close()
@@ -278,7 +278,7 @@ def test_who_is_silent_is_not_waited_for(script: Callable[[socket.socket], None]
         over.wait(PATIENCE_S)
 
     with listening(lambda connection: silent(connection)) as url:
-        with pytest.raises((TimeoutError, StrangerError)):
+        with pytest.raises((TimeoutError, UnverifiedDriverError)):
             connect(unknown(url), credential(), timeout_s=0.3)
         over.set()
 
@@ -311,7 +311,7 @@ def test_who_keeps_openssl_busy_is_cut_off() -> None:
             connection.settimeout = ignore  # type: ignore[method-assign]
 
     with listening(over_tls(silent)) as url:
-        with pytest.raises(StrangerError, match="has ended the connection"):
+        with pytest.raises(UnverifiedDriverError, match="has ended the connection"):
             connect(url, credential(), timeout_s=0.1, on_socket=unlimited)
         over.set()
 

@@ -92,7 +92,7 @@ def test_one_that_was_removed_is_made_anew_at_the_same_path(new_loop: NewLoop, r
                 assert await one.answers()
             assert one.folder.stat().st_mode & 0o777 == 0o700
             assert one.said == [f"{where} was removed (does something clean up there?); it was made anew"]
-            while len(one.server.guests):
+            while len(one.server.connections):
                 await asyncio.sleep(0)
             await asyncio.sleep(0)
             assert descriptors() == before, "nothing is left of those that nobody finds"
@@ -105,7 +105,7 @@ def test_who_is_connected_stays_so(new_loop: NewLoop) -> None:
     async def main() -> None:
         async with kept() as one:
             reader, writer = await asyncio.open_unix_connection(sock=local_socket.connect_at_once(one.socket.path))
-            while not len(one.server.guests):
+            while not len(one.server.connections):
                 await asyncio.sleep(0)
             shutil.rmtree(one.folder)
             await one.socket.look()

@@ -52,7 +52,7 @@ def test_connections_are_kept(service: Service) -> None:
     with session_for(service.url) as (session, url):
         for _ in range(5):
             assert session.get(f"{url}/v1/status", timeout=PATIENCE_S).status_code == 200
-            assert service.call(lambda: len(service.guests)) == 1
+            assert service.call(lambda: len(service.connections)) == 1
 
 
 def test_the_drivers_refusals_come_through(service: Service) -> None:

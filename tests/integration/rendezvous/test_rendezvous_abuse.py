@@ -45,7 +45,7 @@ def peer(service: Service) -> Iterator[Peer]:
 
 
 def connections(service: Service) -> int:
-    return int(service.call(lambda: len(service.guests)))
+    return int(service.call(lambda: len(service.connections)))
 
 
 # --- strangers -------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_a_header_without_end(service: Service, peer: Peer, start: bytes) -> Non
         while sent < 64 << 20 and connections(service):
             peer.send(b"x" * 65536)
             sent += 65536
-            if service.call(lambda: all(getattr(one, "_deaf", False) for one in service.guests)):
+            if service.call(lambda: all(getattr(one, "_deaf", False) for one in service.connections)):
                 break
     assert sent < 2 << 20
     assert peer.read().status == 431
@@ -203,7 +203,7 @@ def test_a_half_sent_second_request_is_cut_too() -> None:
 def test_a_request_that_trickles_in_is_cut() -> None:
     with serving(limits=QUICK) as service, Peer(service) as peer:
         with contextlib.suppress(ConnectionError):
-            while service.call(lambda: not any(getattr(one, "_deaf", False) for one in service.guests)):
+            while service.call(lambda: not any(getattr(one, "_deaf", False) for one in service.connections)):
                 peer.send(b"\r\n")
                 service.wait(asyncio.sleep(0.1))
         assert peer.read().status == 408
@@ -233,7 +233,7 @@ def test_parked_requests_are_not_cut() -> None:
 def test_who_is_refused_and_neither_reads_nor_goes_is_cut() -> None:
     with serving(limits=QUICK) as service, Peer(service) as peer:
         peer.send(b"rubbish\r\n\r\n")
-        service.until(lambda: not service.guests, "the connection is gone")
+        service.until(lambda: not service.connections, "the connection is gone")
         assert peer.read().status == 400
 
 
@@ -245,7 +245,7 @@ def test_who_pipelines_too_much_behind_a_parked_request_is_cut(service: Service,
     service.until_parked(1)
     with contextlib.suppress(ConnectionError):
         peer.send(b"".join(peer.request("GET", KEY) for _ in range(100)))
-    service.until(lambda: not service.guests, "the connection is gone")
+    service.until(lambda: not service.connections, "the connection is gone")
     assert service.call(lambda: service.parked) == 0
 
 
@@ -264,13 +264,13 @@ def test_rubbish_behind_a_parked_request_cuts_it(service: Service, peer: Peer) -
 def test_who_has_said_hello_is_given_time_to_prove_himself() -> None:
     """In a burst of workers some say hello long before they come to their first request."""
     with serving(limits=ServerLimits(strangers=2, stranger_s=0.3)) as service, Peer(service) as idle:
-        service.until(lambda: len(service.guests) == 1, "the first is there")
+        service.until(lambda: len(service.connections) == 1, "the first is there")
         with Peer(service) as slow, Peer(service) as another:
-            service.until(lambda: len(service.guests) == 2, "the oldest, who has not even said hello, is cut")
+            service.until(lambda: len(service.connections) == 2, "the oldest, who has not even said hello, is cut")
             assert idle.is_closed()
             proof = slow.prove()
             answer = slow.begin(proof)
-            order = service.call(lambda: [one._challenge is not None for one in service.server.guests._strangers])
+            order = service.call(lambda: [one._challenge is not None for one in service.server.connections._strangers])
             assert order == [False, True], "who says who it is is the youngest again"
             slow.send(proof.response(answer))
             slow.has_met = True
@@ -293,7 +293,7 @@ def test_more_connections_than_there_is_room_for() -> None:
             answer = late.read()
             assert (answer.status, answer.error) == (503, "the driver has 4 connections already; try again")
         workers[0].close()
-        service.until(lambda: len(service.guests) == 3, "there is room again")
+        service.until(lambda: len(service.connections) == 3, "there is room again")
         with Peer(service) as late:
             assert late.ask("GET", "/v1/status").status == 200
         for one in (*workers, *strangers):
@@ -339,7 +339,7 @@ def test_random_rubbish(service: Service, seed: int) -> None:
                 peer.hang_up()
     with Peer(service) as peer:
         assert peer.ask("GET", "/v1/status").status == 200
-    service.until(lambda: not service.guests, "all are gone")
+    service.until(lambda: not service.connections, "all are gone")
     assert (service.parked, service.errors, service.noise) == (0, [], [])
 
 

@@ -196,11 +196,11 @@ def test_no_proxy_is_asked(service: Service, client: RendezvousClient, monkeypat
 def test_connections_are_kept_and_shared(service: Service, client: RendezvousClient, calls: Calls) -> None:
     for number in range(50):
         client.put(1, "s", str(number), b"")
-    assert service.call(lambda: len(service.guests)) == 1
+    assert service.call(lambda: len(service.connections)) == 1
     for _ in range(20):  # one thread after the other: no connection for each
         calls.start(lambda: client.get(1, "s", "0"))
         calls.join()
-    assert service.call(lambda: len(service.guests)) == 1
+    assert service.call(lambda: len(service.connections)) == 1
 
 
 def test_a_closed_client_leaves_no_descriptor(service: Service, calls: Calls) -> None:
@@ -213,7 +213,7 @@ def test_a_closed_client_leaves_no_descriptor(service: Service, calls: Calls) ->
     assert client.status()
     client.close()
     assert {type(error) for error in calls.join()} == {RendezvousClosedError}
-    service.until(lambda: not service.guests, "all connections are gone")
+    service.until(lambda: not service.connections, "all connections are gone")
     assert descriptors() == before
 
 
@@ -273,7 +273,7 @@ def test_a_call_goes_on_over_a_restart_on_the_same_port(calls: Calls) -> None:
     calls.start(lambda: client.exchange(1, "s", 0, 2, b"new", timeout_s=PATIENCE_S))  # refused, for now
     with serving(port=port) as second:
         second.until_parked(1)
-        second.call(lambda: next(iter(second.guests)).abort())
+        second.call(lambda: next(iter(second.connections)).abort())
         second.until_parked(1)  # it came back
         client.put(1, "s", "1", b"one")
         assert calls.join() == [[b"new", b"one"]]

@@ -273,9 +273,9 @@ def test_who_asks_and_never_reads_is_cut() -> None:
         with contextlib.suppress(ConnectionError, ssl.SSLEOFError):  # as OpenSSL has it where the cut was seen before
             for _ in range(1000):
                 peer.send(peer.request("GET", PATH))
-                if not service.guests:
+                if not service.connections:
                     break
-        service.until(lambda: not service.guests, "the connection is gone")
+        service.until(lambda: not service.connections, "the connection is gone")
 
 
 def test_a_slow_reader_gets_a_large_answer_whole() -> None:
@@ -309,12 +309,12 @@ def test_thousands_of_idle_strangers_do_not_shut_workers_out() -> None:
                 assert worker.ask("PUT", "/v1/rounds/1/kv/other/k", b"v").status == 204
                 with Peer(service) as newcomer:
                     assert newcomer.ask("GET", "/v1/status").status == 200
-        service.until(lambda: len(service.guests) <= 1010, "no more strangers than are allowed")
+        service.until(lambda: len(service.connections) <= 1010, "no more strangers than are allowed")
         worker.ask("PUT", PATH, b"value")
         assert parked.read().body == b"value"
         for one in rubbish:
             one.close()
-        service.until(lambda: len(service.guests) == 2, "the strangers are gone")
+        service.until(lambda: len(service.connections) == 2, "the strangers are gone")
         assert descriptors() == before
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] == hard
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= soft

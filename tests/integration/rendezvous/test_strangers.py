@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.rendezvous.authentication import opening
-from elastic_driver.rendezvous.server.guest import ServerLimits
+from elastic_driver.rendezvous.server.peer_connection import ServerLimits
 from tests.support.fakes.rendezvous_service import OPERATOR, PATIENCE_S, Peer, Service, request, serving
 
 pytestmark = pytest.mark.integration
@@ -97,7 +97,7 @@ def test_the_kernel_says_who_asks_whatever_the_folder_lets_through(who: str) -> 
         assert asks(path, who) == 0
         path.parent.chmod(0o700)
         assert service.handler.ends == 1
-        service.until(lambda: not service.guests, "it has gone")
+        service.until(lambda: not service.connections, "it has gone")
 
 
 # --- many ------------------------------------------------------------------------------------------------------------
@@ -114,11 +114,11 @@ def test_at_a_unix_socket_those_who_do_not_go_on_are_strangers_like_others(loop:
                 connection = stack.enter_context(local(path))
                 with suppress(BrokenPipeError):
                     connection.sendall(begun[number % 3])
-            service.until(lambda: 1 <= len(service.guests) <= 4, "the oldest are cut")
+            service.until(lambda: 1 <= len(service.connections) <= 4, "the oldest are cut")
             with local(path) as operator:
                 operator.sendall(opening("operator") + END)
                 assert rest_of(operator).startswith(b"HTTP/1.1 200 ")
-        service.until(lambda: not service.guests, "all have gone")
+        service.until(lambda: not service.connections, "all have gone")
 
 
 def test_at_a_unix_socket_those_who_say_half_a_name_are_cut_in_time() -> None:
@@ -127,7 +127,7 @@ def test_at_a_unix_socket_those_who_say_half_a_name_are_cut_in_time() -> None:
         with local(path) as silent, local(path) as half:
             half.sendall(opening("operator")[:7])
             assert (rest_of(silent), rest_of(half)) == (b"", b"")
-        service.until(lambda: not service.guests, "both have gone")
+        service.until(lambda: not service.connections, "both have gone")
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
@@ -197,4 +197,4 @@ def test_a_recorded_connection_does_nothing_again(loop: str) -> None:
         end_over(service, service.port)
         assert service.handler.ends == 2
         assert service.errors == []
-        service.until(lambda: not service.guests, "all have gone")
+        service.until(lambda: not service.connections, "all have gone")

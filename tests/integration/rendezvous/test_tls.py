@@ -19,8 +19,8 @@ from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import join_key
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.server.connection import Connection
-from elastic_driver.rendezvous.server.guest import ServerLimits
-from elastic_driver.rendezvous.server.newcomer import Newcomer
+from elastic_driver.rendezvous.server.peer_connection import ServerLimits
+from elastic_driver.rendezvous.server.unauthenticated import UnauthenticatedConnection
 from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport
 from tests.support.fakes.rendezvous_service import (
     CERTIFICATE,
@@ -160,7 +160,7 @@ def test_of_many_who_come_at_once_few_are_taken_in_one_turn_of_the_loop() -> Non
         counts = [0]
 
         def watch() -> None:
-            counts.append(len(service.guests))
+            counts.append(len(service.connections))
             if counts[-1] < 200:
                 service.loop.call_soon(watch)
 
@@ -248,7 +248,11 @@ def test_a_join_key_is_its_token_s_alone() -> None:
 
 def layers(service: Service) -> list[TlsLayer]:
     """Of those who have shaken hands. In the server's loop."""
-    transports = (guest._transport for guest in service.guests if isinstance(guest, Connection | Newcomer))
+    transports = (
+        connection._transport
+        for connection in service.connections
+        if isinstance(connection, Connection | UnauthenticatedConnection)
+    )
     found = (transport._layer for transport in transports if isinstance(transport, TlsTransport))
     return [layer for layer in found if layer.is_shaken]
 

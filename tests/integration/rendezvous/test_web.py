@@ -154,18 +154,18 @@ def test_who_asks_and_never_reads_is_cut(service: Service, site: Site) -> None:
     request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
     def unread() -> int:
-        guests = [each for each in service.guests if isinstance(each, Connection)]
-        return sum(each._transport.get_write_buffer_size() for each in guests if each._transport is not None)
+        connections = [each for each in service.connections if isinstance(each, Connection)]
+        return sum(each._transport.get_write_buffer_size() for each in connections if each._transport is not None)
 
     with socket.create_connection(("127.0.0.1", service.port), PATIENCE_S) as peer:
-        service.until(lambda: len(service.guests) == 1, "it is there")
+        service.until(lambda: len(service.connections) == 1, "it is there")
         most = asked = 0
         with contextlib.suppress(ConnectionError):
-            while service.call(lambda: service.guests) and most <= 1 << 20:
+            while service.call(lambda: service.connections) and most <= 1 << 20:
                 peer.sendall(request * 50)  # few enough at once to be no long head
                 asked += 50
                 most = max(most, service.call(unread))
-        service.until(lambda: not service.guests, "it is cut")
+        service.until(lambda: not service.connections, "it is cut")
     assert asked > 1000, "it was cut for what it has not read"
     assert most < 256 << 10
     assert requests.get(f"{service.plain_url}/", timeout=PATIENCE_S).status_code == 200

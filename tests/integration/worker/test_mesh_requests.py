@@ -15,7 +15,7 @@ import pytest
 from elastic_driver.rendezvous.authentication import NONCE_BYTES, Proof
 from elastic_driver.rendezvous.certificate import client_context
 from elastic_driver.rendezvous.entries import unpack_entries
-from elastic_driver.rendezvous.server.guest import ServerLimits
+from elastic_driver.rendezvous.server.peer_connection import ServerLimits
 from elastic_driver.words import Backend
 from tests.support.fakes.fake_job import FakeJob, workers_on
 from tests.support.fakes.rendezvous_service import CERTIFICATE, IDENTITY, KEY, Service, request

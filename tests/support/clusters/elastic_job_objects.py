@@ -12,16 +12,16 @@ from elastic_driver.kubernetes import objects
 from elastic_driver.kubernetes.objects import LABEL_INDEX, Object
 from elastic_driver.kubernetes.plan import (
     Create,
+    CreateEvent,
     Delete,
     DeleteJob,
     Drain,
-    DriverSays,
+    DriverReport,
     EndTraining,
     MakeSshKeys,
     MakeTokens,
     Observed,
     Plan,
-    Tell,
     Update,
     plan,
 )
@@ -58,8 +58,8 @@ class Cluster:
         self.pods: dict[str, Object] = {}
         self.others: dict[str, Object] = {}
         self.status: Object = {}
-        self.driver: DriverSays | None = None
-        self.told: list[Tell] = []
+        self.driver: DriverReport | None = None
+        self.told: list[CreateEvent] = []
         self.drains: list[Drain] = []
         self.ends = 0
         self.deleted: list[str] = []
@@ -117,7 +117,7 @@ class Cluster:
                     self.drains.append(action)
                 case EndTraining():
                     self.ends += 1
-                case Tell():
+                case CreateEvent():
                     self.told.append(action)
                 case DeleteJob():
                     self.is_gone = True
@@ -166,7 +166,7 @@ class Cluster:
         """The driver answers: by default that it trains on all pods that run."""
         hosts = frozenset(self.job.host_of(name) for name in self.running())
         if self.driver is None:
-            self.driver = DriverSays("round 1 runs", 1, hosts, frozenset(), hosts, len(hosts))
+            self.driver = DriverReport("round 1 runs", 1, hosts, frozenset(), hosts, len(hosts))
         self.driver = replace(self.driver, **changes)
 
     def running(self) -> list[str]:

@@ -29,7 +29,7 @@ from elastic_driver.journal.past import Recorded
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous import agent_messages as words
-from elastic_driver.rendezvous.agent_messages import Said, worker_named
+from elastic_driver.rendezvous.agent_messages import AgentMessage, worker_named
 from elastic_driver.rendezvous.messages import (
     DrainHostRequest,
     LeaveRequest,
@@ -95,7 +95,7 @@ class FakeHost(FakeAgent):
         self.workers: dict[WorkerId, FakeWorker] = {}
         self.waiting: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
         self.open: dict[WorkerId, NextRoundRequest] = {}
-        self.unkept: list[Said] = []  # what it would have said while there was no driver
+        self.unkept: list[AgentMessage] = []  # what it would have said while there was no driver
         self.held: dict[int, words.PortLevel] = {}  # ports, by generation
         self._world = world
         self._done = 0  # of what it was told
@@ -150,10 +150,10 @@ class FakeHost(FakeAgent):
             list(self.held.values()),
         )
 
-    def say(self, *messages: Said | words.Message) -> None:
+    def say(self, *messages: AgentMessage | words.Message) -> None:
         """It says this; nothing once it is lost."""
         if self._stalls:
-            self.unkept += [each for each in messages if isinstance(each, Said)]
+            self.unkept += [each for each in messages if isinstance(each, AgentMessage)]
         elif not self.link.is_lost:
             super().say(*messages)
 
@@ -172,7 +172,7 @@ class FakeHost(FakeAgent):
         if not orders and not self.link.is_lost:
             self.beat()
 
-    def _do(self, order: Said) -> None:
+    def _do(self, order: AgentMessage) -> None:
         match order:
             case words.HoldPort(generation, round_id=round_id):
                 held = self.held[generation] = words.PortLevel(generation, round_id, 20000 + generation)
@@ -266,12 +266,12 @@ class FakeWorld:
     def living(self) -> list[WorkerId]:
         return [worker for worker, process in self.started.items() if process.exit_code is None]
 
-    def break_orders(self, kind: type[Said], error: Exception) -> None:
+    def break_orders(self, kind: type[AgentMessage], error: Exception) -> None:
         """From now on it raises this when an agent is to be told such a thing."""
         for host in self.hosts.values():
             send = host.link.send
 
-            def broken(message: Said, send: Callable[[Said], None] = send) -> None:
+            def broken(message: AgentMessage, send: Callable[[AgentMessage], None] = send) -> None:
                 if isinstance(message, kind):
                     raise error
                 send(message)
@@ -446,7 +446,7 @@ class Job:
         body = LeaveRequest(worker, why).to_json()
         self._say(worker, words.Ask(self._questions, worker.key, "leave", [], body))
 
-    def _say(self, worker: WorkerId, message: Said) -> None:
+    def _say(self, worker: WorkerId, message: AgentMessage) -> None:
         self.world.hosts[worker.hostname].say(message)
 
     async def train(self, count: int) -> list[WorkerId]:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from elastic_driver.etcd.driver_record import RegisteredDriver, driver_key, encode
 from elastic_driver.etcd.place import EtcdPlace
-from elastic_driver.etcd.there import DriverThere, driver_key, encode
 
 Body = dict[str, Any]
 
@@ -130,7 +130,7 @@ class FakeEtcd:
             self._revision += 1
             self._put(name, value, 0)
 
-    def says(self, driver: DriverThere | None) -> None:
+    def says(self, driver: RegisteredDriver | None) -> None:
         """Who drives the job, from now on: the driver says so itself; None for nobody."""
         key = driver_key(self.place())
         if driver is None:

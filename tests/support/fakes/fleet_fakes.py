@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 from elastic_driver.core.events import KillWorker, StartWorker
 from elastic_driver.dialects.dialect import JobAddress, WorkerStart
-from elastic_driver.driver.agents import AgentSide, Ways
+from elastic_driver.driver.agents import AgentSide, DriverAddresses
 from elastic_driver.errors import LaunchError, SettingsError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.journal.entries import Facts
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet.addresses import Addresses
 from elastic_driver.launch.fleet.admission import Admission, WelcomeFacts
-from elastic_driver.launch.fleet.dialling import Reach
+from elastic_driver.launch.fleet.dialling import AgentReach
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.kept import NOTHING, FleetFact, Keeper
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
@@ -30,9 +30,9 @@ from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.fleet.tickets import Ticket, Tickets, User
 from elastic_driver.launch.fleet.warming import Warming
 from elastic_driver.launch.fleet.worker import Worker
-from elastic_driver.launch.fleet.workers import Surroundings, Workers
+from elastic_driver.launch.fleet.workers import WorkerContext, Workers
 from elastic_driver.launch.words import ExitStatus, Stream
-from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Bye, Close, Hello, Said, said
+from elastic_driver.rendezvous.agent_messages import PROTOCOL, AgentMessage, Bootstrap, Bye, Close, Hello, decoded
 from elastic_driver.rendezvous.channel import FrameConnection
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
 from elastic_driver.rendezvous.frames import Frame, FrameReader, Message, pack_frame
@@ -46,7 +46,7 @@ AGENT_TIMEOUT_S = 15.0
 HOST_TIMEOUT_S = 5.0
 GRACE_S, DRAIN_S = 5.0, 60.0
 JOB = JobAddress("http://127.0.0.1:1", JobKey.new(), "j")
-_T = TypeVar("_T", bound=Said)
+_T = TypeVar("_T", bound=AgentMessage)
 _KEY = bytes(32)
 
 
@@ -135,7 +135,7 @@ class FakeAgent:
 
     def __init__(self, link: AgentLink) -> None:
         self.link = link
-        self.told: list[Said] = []
+        self.told: list[AgentMessage] = []
         self._last = 0
         self._seen = 0
         self.connect()
@@ -173,19 +173,19 @@ class FakeAgent:
         """It says that it lives."""
         self.connection.data_received(pack_frame(0, self._seen, self._seen, []))
 
-    def say(self, *messages: Said | Message) -> None:
+    def say(self, *messages: AgentMessage | Message) -> None:
         """It says this, in one frame."""
         self.heard()
-        packed = [(each.message() if isinstance(each, Said) else each).pack() for each in messages]
+        packed = [(each.message() if isinstance(each, AgentMessage) else each).pack() for each in messages]
         data = pack_frame(self._last + 1, self._seen, self._seen, packed)
         self._last += len(messages)
         self.connection.data_received(data)
 
-    def heard(self) -> list[Said]:
+    def heard(self) -> list[AgentMessage]:
         """All that it was told."""
         for frame in self.transport.frames:
             if frame.first:
-                self.told += map(said, frame.messages)
+                self.told += map(decoded, frame.messages)
                 self._seen = frame.first + len(frame.messages) - 1
         self.transport.frames.clear()
         return self.told
@@ -317,7 +317,7 @@ class Silent:
     def lost(self, link: AgentLink, why: str) -> None:
         """Nothing."""
 
-    def take(self, link: AgentLink, message: Said) -> bool:
+    def take(self, link: AgentLink, message: AgentMessage) -> bool:
         return False
 
 
@@ -420,16 +420,16 @@ class Dial:
         self.transport = FakeTransport()
         self.connection.connection_made(self.transport)
 
-    def says(self, word: Said | Message, *, first: int = 0) -> Said | None:
+    def says(self, word: AgentMessage | Message, *, first: int = 0) -> AgentMessage | None:
         """The answer to a word without a number."""
         message = word if isinstance(word, Message) else word.message()
         self.connection.data_received(pack_frame(first, 0, 0, [message.pack()]))
         return None if first else self.answer()
 
-    def answer(self) -> Said | None:
+    def answer(self) -> AgentMessage | None:
         """What has come as the first word."""
         frame = next(iter(self.transport.frames), None)
-        return None if frame is None else said(frame.messages[0])
+        return None if frame is None else decoded(frame.messages[0])
 
 
 class FakeFleet:
@@ -481,7 +481,7 @@ class FakeFleet:
 
         self.fleet = Fleet(
             tickets=self.tickets,
-            reach=Reach(
+            reach=AgentReach(
                 urls, AGENT_TIMEOUT_S, HOST_TIMEOUT_S, fingerprint=fingerprint, job="job", owner="owner", host=own_host
             ),
             local=self.local,
@@ -505,7 +505,7 @@ class FakeFleet:
         )
         self.stdin, self.story = Stdin(), Story()
         self.workers = Workers(
-            Surroundings(
+            WorkerContext(
                 self.fleet,
                 self.addresses,
                 self.meetings,
@@ -539,7 +539,7 @@ class FakeFleet:
             _variables,
             self.sink,
             self.stdin,
-            Ways("127.0.0.1", addresses=tuple, certificate=OwnCertificate()),
+            DriverAddresses("127.0.0.1", addresses=tuple, certificate=OwnCertificate()),
             self.tasks,
             join_token="",
         )

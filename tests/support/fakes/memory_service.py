@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from elastic_driver.rendezvous.credentials import Identity
-from elastic_driver.rendezvous.server.newcomer import Newcomer
+from elastic_driver.rendezvous.server.unauthenticated import UnauthenticatedConnection
 from elastic_driver.rendezvous.tls import Turns
 from tests.support.fakes.rendezvous_service import CERTIFICATE, IDENTITY, BasePeer, BaseService
 from tests.support.fakes.virtual_loop import VirtualLoop
@@ -33,7 +33,7 @@ class MemoryTransport(asyncio.Transport):
         lost: whether the connection is gone.
     """
 
-    def __init__(self, protocol: Newcomer) -> None:
+    def __init__(self, protocol: UnauthenticatedConnection) -> None:
         super().__init__()
         self.protocol: asyncio.Protocol = cast("asyncio.Protocol", protocol)
         self.written = bytearray()
@@ -87,8 +87,8 @@ class MemoryService(BaseService):
     def _listen(self) -> None:
         self._turns = self.call(Turns)
         self.server.certificate.fingerprint = CERTIFICATE.fingerprint  # as if it had been made
-        self.call(lambda: self.server.guests.make_room(100, 100, connections_each=3, descriptors_each=0))
-        self.call(self.server.guests.begin)
+        self.call(lambda: self.server.connections.make_room(100, 100, connections_each=3, descriptors_each=0))
+        self.call(self.server.connections.begin)
 
     def wait(self, coroutine: Any) -> Any:
         """Runs the loop until the coroutine has ended."""
@@ -111,7 +111,7 @@ class MemoryService(BaseService):
         """A new connection."""
 
         def make() -> MemoryTransport:
-            newcomer = Newcomer(self.server, self._turns)
+            newcomer = UnauthenticatedConnection(self.server, self._turns)
             transport = MemoryTransport(newcomer)
             newcomer.connection_made(transport)
             return transport

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from elastic_driver.rendezvous.agent_messages import Listen, Listening, Probe, Probed, Said
+from elastic_driver.rendezvous.agent_messages import AgentMessage, Listen, Listening, Probe, Probed
 from tests.support.fakes.fleet_fakes import FakeAgent, FakeFleet, rest
 
 PORT = 150
@@ -32,7 +32,7 @@ class Net:
         self.rtts: dict[str, float] = {}
         self.mute: set[str] = set()
         self.full: set[str] = set()
-        self.answered: dict[str, list[Said]] = {}
+        self.answered: dict[str, list[AgentMessage]] = {}
         self._wanted: list[str] = []
 
     def arrives(self, host: str, **more: object) -> FakeAgent:
@@ -64,7 +64,7 @@ class Net:
                     await asyncio.sleep(0.01)
         assert self.up() == hosts, self.fleet.fleet.remark()
 
-    def asked(self, host: str, kind: type[Said] = Probe) -> list[Said]:
+    def asked(self, host: str, kind: type[AgentMessage] = Probe) -> list[AgentMessage]:
         return [each for each in self.agents[host].heard() if isinstance(each, kind)]
 
     async def run(self) -> None:
@@ -78,7 +78,7 @@ class Net:
                         agent.say(answer)
             await asyncio.sleep(0.01)
 
-    def answer(self, host: str, message: Said) -> Said | None:
+    def answer(self, host: str, message: AgentMessage) -> AgentMessage | None:
         match message:
             case Listen(check, ports=ports):
                 assert ports == [100, 199]

@@ -39,9 +39,9 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.rendezvous.routes import ALL, Route, Routes, read, read_own, routes_of_rounds
 from elastic_driver.rendezvous.routes import OPERATOR as OPERATORS
 from elastic_driver.rendezvous.routes import WORKER as WORKERS
-from elastic_driver.rendezvous.server.guest import Guest
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
+from elastic_driver.rendezvous.server.peer_connection import PeerConnection
 from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimits
 from elastic_driver.rendezvous.server.web import Web
 from elastic_driver.system.job_clock import CallLater
@@ -201,9 +201,9 @@ class BaseService:
         )
 
     @property
-    def guests(self) -> set[Guest]:
+    def connections(self) -> set[PeerConnection]:
         """Who is connected."""
-        return self.server.guests._all
+        return self.server.connections._all
 
     @property
     def parked(self) -> int:
@@ -224,7 +224,7 @@ class BaseService:
     def stop(self) -> None:
         """Closes the server and its loop; nothing of either may be left."""
         self.wait(self.server.close())
-        assert self.call(lambda: (self.parked, len(self.guests))) == (0, 0)
+        assert self.call(lambda: (self.parked, len(self.connections))) == (0, 0)
         left = self.call(lambda: [t for t in asyncio.all_tasks() if t is not asyncio.current_task()])
         assert left == []
         self._end()
@@ -284,7 +284,7 @@ class Service(BaseService):
 
         def cut() -> None:
             self.server.listeners.close()
-            for connection in tuple(self.guests):
+            for connection in tuple(self.connections):
                 connection.abort()
 
         self.call(cut)

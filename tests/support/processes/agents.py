@@ -24,12 +24,12 @@ from elastic_driver.launch.fleet.admission import Admission, RefusedError
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.rendezvous.agent_messages import (
+    AgentMessage,
     Bootstrap,
     Bye,
     Close,
     Levels,
     Output,
-    Said,
     Start,
     Started,
 )
@@ -46,7 +46,7 @@ _PROGRAM = PROGRAMS / "forked_agent_program.py"
 PATIENCE_S = 150.0
 JOIN_KEY = b"the key of whoever has the token"
 A, B = WorkerId("a", 0, 0), WorkerId("a", 1, 0)
-_T = TypeVar("_T", bound=Said)
+_T = TypeVar("_T", bound=AgentMessage)
 _R = TypeVar("_R")
 
 
@@ -72,13 +72,13 @@ class FakeDriver:
         )
         self.admission = Admission(self.tickets, self.welcome_facts, self)
         self.links: dict[str, AgentLink] = {}
-        self.said: list[Said] = []
+        self.said: list[AgentMessage] = []
         self.lost: list[str] = []
         self.refuses = ""
         self.superseded_by: list[int] = []  # epochs that agents have obeyed
         self.keepings: tuple[Keeping, ...] = ()
         self.counts_from = -math.inf
-        self.comes_of: Callable[[Said], object] = lambda message: None  # with each that it takes
+        self.comes_of: Callable[[AgentMessage], object] = lambda message: None  # with each that it takes
         self.takes = 0  # connections on which an agent was welcomed
         self._news = asyncio.Event()
         # Of the job, however often it listens.
@@ -188,7 +188,7 @@ class FakeDriver:
     def warn(self, text: str) -> None:
         """See Host."""
 
-    def take(self, link: AgentLink, message: Said) -> None:
+    def take(self, link: AgentLink, message: AgentMessage) -> None:
         self.said.append(message)
         if isinstance(message, Levels):
             link.returned(message)
@@ -212,7 +212,7 @@ class FakeDriver:
 
     # --- for the tests ---------------------------------------------------------------------------------------------
 
-    def tell(self, message: Said) -> None:
+    def tell(self, message: AgentMessage) -> None:
         self.link.send(message)
 
     def start(

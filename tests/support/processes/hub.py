@@ -10,6 +10,7 @@ from typing import Any
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous.agent_messages import (
+    AgentMessage,
     Answer,
     Ask,
     NoticeSet,
@@ -17,7 +18,6 @@ from elastic_driver.rendezvous.agent_messages import (
     Ready,
     Reply,
     Round,
-    Said,
     Start,
     Value,
     Values,
@@ -54,7 +54,7 @@ class Hub(FakeDriver):
         self.wants: list[tuple[AgentLink, Want]] = []
         self.answer = Answer(0, 200, b"{}")
 
-    def take(self, link: AgentLink, message: Said) -> None:
+    def take(self, link: AgentLink, message: AgentMessage) -> None:
         match message:
             case Ready(request):
                 self.ready[request.worker] = link

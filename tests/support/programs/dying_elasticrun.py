@@ -39,7 +39,7 @@ from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.launch.fleet.workers import Workers
 from elastic_driver.rendezvous import agent_messages
-from elastic_driver.rendezvous.agent_messages import Said
+from elastic_driver.rendezvous.agent_messages import AgentMessage
 from elastic_driver.system import parent
 from tests.support.processes.forked import starts_afresh
 from tests.support.processes.forked_agent import fork_first_agent, fork_first_workers
@@ -96,7 +96,7 @@ def named(event: Event) -> str:
     return type(event).__name__
 
 
-def subject(of: Command | Said) -> str:
+def subject(of: Command | AgentMessage) -> str:
     """Whom it is about, without what is another each time."""
     for name in ("worker", "hostname"):
         value = getattr(of, name, None)
@@ -150,7 +150,7 @@ def listens(self: Takeover, listens: Callable[..., None]) -> None:
     listens(self)
 
 
-def send(self: AgentLink, send: Callable[..., None], message: Said) -> None:
+def send(self: AgentLink, send: Callable[..., None], message: AgentMessage) -> None:
     send(self, message)
     name = f"said {message.name}{subject(message)}"
     if isinstance(message, _MESSAGES) and self.connected and is_due(name):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic_driver.cli import driverless
 from elastic_driver.cli import end as module
-from elastic_driver.cli import undriven
 from elastic_driver.cli.main import main
 from elastic_driver.cli.target import Target, left_behind
 from elastic_driver.journal import journal as journal_module
@@ -45,14 +45,14 @@ def test_a_job_that_another_driver_takes_over_at_this_moment_is_not_one_without(
     """Its driver is in its journal, and has no file yet."""
     kept = tmp_path / "kept"
     agents = {Path("agent.sock"): AgentHere(JOB, "localhost", connected=False, pid=1, workers=2, alone_s=3.0)}
-    monkeypatch.setattr(undriven, "agents_here", lambda: agents)
+    monkeypatch.setattr(driverless, "agents_here", lambda: agents)
     post(kept, lives=False)
-    assert [job.job_id for job in undriven.undriven_jobs(JOB, left_behind(JOB).ids)] == [JOB], "nothing tells of it"
+    assert [job.job_id for job in driverless.driverless_jobs(JOB, left_behind(JOB).ids)] == [JOB], "nothing tells of it"
     leave(kept)  # with this process as its driver
     post(kept, lives=False)
     left = left_behind(JOB)
     assert (left.jobs, left.taken) == ([], [JOB])
-    assert undriven.undriven_jobs(JOB, left.ids) == []
+    assert driverless.driverless_jobs(JOB, left.ids) == []
 
 
 @pytest.fixture

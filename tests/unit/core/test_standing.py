@@ -10,7 +10,7 @@ import pytest
 from elastic_driver.core.document import read, write
 from elastic_driver.core.events import EndJob, PublishRound, StopRequested, WorkerReady
 from elastic_driver.core.past import why_impossible
-from elastic_driver.core.standing import Doing, standing_of
+from elastic_driver.core.standing import JobActivity, standing_of
 from elastic_driver.core.state import ChiefPhase, record_of
 from elastic_driver.words import OnChange, ReadyCause
 from tests.support.fakes.membership_job import BOTH, Job, worker_id
@@ -18,7 +18,7 @@ from tests.support.fakes.membership_job import BOTH, Job, worker_id
 pytestmark = pytest.mark.unit
 
 
-def doing(job: Job) -> Doing:
+def doing(job: Job) -> JobActivity:
     return standing_of(job.state).doing
 
 
@@ -37,49 +37,49 @@ def lost_s(job: Job) -> float | None:
 
 def test_from_the_start_to_the_end() -> None:
     job = Job(num_proc=2, min_num_proc=2)
-    assert doing(job) is Doing.FORMING, "nobody knows yet whether there are slots"
+    assert doing(job) is JobActivity.FORMING, "nobody knows yet whether there are slots"
     job.hosts("a:1")
-    assert doing(job) is Doing.WAITING_FOR_SLOTS
+    assert doing(job) is JobActivity.WAITING_FOR_SLOTS
     job.hosts("a:1", "b:1")
-    assert doing(job) is Doing.FORMING
+    assert doing(job) is JobActivity.FORMING
     job.ready("a[0]")
     job.ready("b[0]")
-    assert doing(job) is Doing.FORMING, "the round is there, and its members do not train yet"
+    assert doing(job) is JobActivity.FORMING, "the round is there, and its members do not train yet"
     job.running("a[0]")
-    assert doing(job) is Doing.FORMING
+    assert doing(job) is JobActivity.FORMING
     job.running("b[0]")
-    assert doing(job) is Doing.TRAINING
+    assert doing(job) is JobActivity.TRAINING
     job.exit("a[0]", 0)
-    assert doing(job) is Doing.FINISHING
+    assert doing(job) is JobActivity.FINISHING
     job.exit("b[0]", 0)
-    assert doing(job) is Doing.ENDED
+    assert doing(job) is JobActivity.ENDED
 
 
 def test_a_loss_and_a_wait_for_slots() -> None:
     job = Job(num_proc=2, min_num_proc=2)
     job.train("a:1", "b:1")
     job.exit("b[0]", -9)
-    assert doing(job) is Doing.FORMING, "its round is over, and the other has not left it"
+    assert doing(job) is JobActivity.FORMING, "its round is over, and the other has not left it"
     fails(job, "a[0]", 0.0)
-    assert doing(job) is Doing.WAITING_FOR_SLOTS
+    assert doing(job) is JobActivity.WAITING_FOR_SLOTS
     job.hosts("a:1", "c:1")
-    assert doing(job) is Doing.FORMING, "there is a slot: its worker comes up"
+    assert doing(job) is JobActivity.FORMING, "there is a slot: its worker comes up"
     job.ready("c[0]")
     job.running("a[0]")
     job.running("c[0]")
-    assert doing(job) is Doing.TRAINING
+    assert doing(job) is JobActivity.TRAINING
 
 
 def test_a_job_with_parameter_servers_trains_while_its_chief_runs_and_has_lost_none() -> None:
     job = Job(num_proc=1, min_num_proc=1, num_parameter_servers=1, restart_chief=True, on_change=OnChange.NO_ROUNDS)
     job.hosts("a:1", "b:1")
-    assert doing(job) is Doing.FORMING
+    assert doing(job) is JobActivity.FORMING
     for worker in ("a[0]", "b[0]"):
         job.begin(worker_id(worker))
-    assert doing(job) is Doing.TRAINING
+    assert doing(job) is JobActivity.TRAINING
     for changed in ({"phase": ChiefPhase.STOPPING}, {"lost": "parameter server 0 is lost"}):
         state = replace(job.state, chief=replace(job.state.chief, **changed))
-        assert standing_of(state).doing is not Doing.TRAINING
+        assert standing_of(state).doing is not JobActivity.TRAINING
 
 
 def test_one_restart_of_the_chief_is_told_as_one() -> None:
@@ -105,9 +105,9 @@ def test_a_planned_change_trains_until_the_first_has_left() -> None:
     job = Job(num_proc=2, min_num_proc=1)
     job.train("a:1", "b:1")
     job.hosts("a:1")
-    assert doing(job) is Doing.TRAINING, "they are asked to leave at their next commit"
+    assert doing(job) is JobActivity.TRAINING, "they are asked to leave at their next commit"
     job.ready("a[0]")
-    assert doing(job) is Doing.FORMING
+    assert doing(job) is JobActivity.FORMING
     job.ready("b[0]")
     assert lost_s(job) == 0.0
 
@@ -116,27 +116,27 @@ def test_an_end_that_was_asked_for() -> None:
     job = Job()
     job.train("a:1")
     job.feed(StopRequested(15, "SIGTERM"))
-    assert doing(job) is Doing.ENDED
+    assert doing(job) is JobActivity.ENDED
 
 
 def test_workers_that_are_restarted_train_as_far_as_is_known() -> None:
     job = Job(num_proc=2, min_num_proc=1, on_change=OnChange.RESTART, last_call_s=0.0)
     job.hosts("a:2")
-    assert doing(job) is Doing.FORMING
+    assert doing(job) is JobActivity.FORMING
     for record in job.state.workers:
         job.begin(record.worker)
-    assert doing(job) is Doing.TRAINING
+    assert doing(job) is JobActivity.TRAINING
     assert lost_s(job) is None, "nobody knows"
 
 
 def test_workers_without_rounds() -> None:
     job = Job(num_proc=2, min_num_proc=2, on_change=OnChange.NO_ROUNDS)
     job.hosts("a:1")
-    assert doing(job) is Doing.WAITING_FOR_SLOTS
+    assert doing(job) is JobActivity.WAITING_FOR_SLOTS
     job.hosts("a:2")
-    assert doing(job) is Doing.FORMING
+    assert doing(job) is JobActivity.FORMING
     job.begin(worker_id("a[0]"))
-    assert doing(job) is Doing.TRAINING, "each works for itself"
+    assert doing(job) is JobActivity.TRAINING, "each works for itself"
 
 
 def test_what_is_lost_counts_to_the_break_and_not_to_the_worker_s_word() -> None:

@@ -17,6 +17,7 @@ from elastic_driver.health.figures import FigureBook
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous.agent_messages import (
+    AgentMessage,
     Answer,
     Ask,
     FiguresSeen,
@@ -31,7 +32,6 @@ from elastic_driver.rendezvous.agent_messages import (
     Round,
     RoundRefused,
     Running,
-    Said,
     Started,
     Value,
     Values,
@@ -67,9 +67,9 @@ class Link:
 
     def __init__(self, host: str) -> None:
         self.facts = SimpleNamespace(host=host)
-        self.sent: list[Said] = []
+        self.sent: list[AgentMessage] = []
 
-    def send(self, message: Said) -> None:
+    def send(self, message: AgentMessage) -> None:
         self.sent.append(message)
 
 
@@ -146,7 +146,7 @@ class Job:
 
     # --- for the tests ---------------------------------------------------------------------------------------------
 
-    def say(self, message: Said, host: str = "a") -> bool:
+    def say(self, message: AgentMessage, host: str = "a") -> bool:
         return self.requests.take(self._link(host), message)
 
     def _link(self, host: str) -> AgentLink:
@@ -158,7 +158,7 @@ class Job:
         for link in self.links.values():
             link.sent.clear()
 
-    def sent(self, host: str = "a") -> list[Said]:
+    def sent(self, host: str = "a") -> list[AgentMessage]:
         """What the agent was told since this was asked last."""
         sent, self.links[host].sent = self.links[host].sent, []
         return sent
@@ -224,7 +224,7 @@ def test_a_worker_that_speaks_of_what_can_not_be_is_told_why() -> None:
     ],
     ids=lambda message: message.name,
 )
-def test_an_agent_speaks_for_its_own_workers_only(message: Said) -> None:
+def test_an_agent_speaks_for_its_own_workers_only(message: AgentMessage) -> None:
     async def test(job: Job) -> None:
         with pytest.raises(RendezvousProtocolError):
             job.say(message)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from elastic_driver.core.membership import Policy, new_state
-from elastic_driver.core.standing import Doing, Standing
+from elastic_driver.core.standing import JobActivity, Standing
 from elastic_driver.core.state import JobPhase
 from elastic_driver.driver.books import ALONE_S, BESIDE_S, Books, go_on
 from elastic_driver.health.drains import Drains, DrainsKept
@@ -27,7 +27,7 @@ from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
 
-TRAINING = Standing(JobPhase.RUNNING, Doing.TRAINING, OnChange.IN_PLACE)
+TRAINING = Standing(JobPhase.RUNNING, JobActivity.TRAINING, OnChange.IN_PLACE)
 
 
 class Journal:
@@ -85,7 +85,7 @@ def test_nothing_is_written_behind_a_turn_of_the_job_without_it() -> None:
         chronicle.started("url", "0123")
         assert journal.beside() is None
         chronicle.stands(TRAINING)
-        assert journal.beside().goodput.doing is Doing.TRAINING
+        assert journal.beside().goodput.doing is JobActivity.TRAINING
         assert journal.beside() is None
 
     run_virtually(main)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elastic_driver.driver.claim import Claim
-from elastic_driver.rendezvous.agent_messages import InDoubt, Said
+from elastic_driver.rendezvous.agent_messages import AgentMessage, InDoubt
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
@@ -35,9 +35,9 @@ class Lock:
 
 class Link:
     def __init__(self) -> None:
-        self.told: list[Said] = []
+        self.told: list[AgentMessage] = []
 
-    def send(self, message: Said) -> None:
+    def send(self, message: AgentMessage) -> None:
         self.told.append(message)
 
 
@@ -75,7 +75,7 @@ class Scene:
         )
 
     @property
-    def told(self) -> list[list[Said]]:
+    def told(self) -> list[list[AgentMessage]]:
         return [link.told for link in self.fleet.there]
 
 

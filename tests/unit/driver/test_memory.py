@@ -40,7 +40,7 @@ OTHERS = (
         "driver/mpirun.py",
         "driver/node.py",
         "driver/nodes.py",
-        "driver/beside.py",
+        "driver/node_driver.py",
         "driver/nodes_in_etcd.py",
         "driver/endpoint.py",
     ),

@@ -13,9 +13,9 @@ from elastic_driver import codec
 from elastic_driver.driver import nodes_in_etcd
 from elastic_driver.driver.node import Node
 from elastic_driver.driver.nodes_in_etcd import NodeInEtcd
-from elastic_driver.etcd.there import DriverThere, driver_key, encode
+from elastic_driver.etcd.driver_record import RegisteredDriver, driver_key, encode
 from elastic_driver.journal.etcd_records import Ended, ended_key
-from elastic_driver.launch.agent.agent import End, How
+from elastic_driver.launch.agent.agent import AgentEnd, End
 from elastic_driver.settings.journal_place import JournalPlace
 from elastic_driver.settings.nodes import Nodes
 from elastic_driver.settings.settings import Settings
@@ -23,8 +23,8 @@ from tests.support.fakes.fake_etcd import FakeEtcd, fake_etcd
 
 pytestmark = pytest.mark.unit
 
-THERE = DriverThere("0123", "node1", "", 1, "first", ("https://node1:29400",), "f" * 64, lease_s=5)
-MET = End(How.OVER, 0, "all workers ended with code 0", job="0123")
+THERE = RegisteredDriver("0123", "node1", "", 1, "first", ("https://node1:29400",), "f" * 64, lease_s=5)
+MET = End(AgentEnd.OVER, 0, "all workers ended with code 0", job="0123")
 
 
 class Beside:
@@ -55,7 +55,7 @@ class World:
         self.ends: Iterator[End] = itertools.repeat(MET)
         self.joined: list[tuple[str, ...]] = []
         self.beside = Beside()
-        monkeypatch.setattr(nodes_in_etcd, "DriverBeside", lambda *args, **more: self.beside)
+        monkeypatch.setattr(nodes_in_etcd, "NodeDriver", lambda *args, **more: self.beside)
         for module in ("nodes_in_etcd", "node"):
             monkeypatch.setattr(f"elastic_driver.driver.{module}.time.monotonic", lambda: self.now)
         monkeypatch.setattr("elastic_driver.driver.nodes_in_etcd.time.sleep", self._pass)
@@ -114,7 +114,7 @@ def test_nobody_comes_to_drive(world: World, capsys: pytest.CaptureFixture[str])
 
 def test_the_driver_cannot_be_reached(world: World) -> None:
     world.is_driven()
-    world.ends = itertools.repeat(End(How.NOT_MET, 1, "no way there"))
+    world.ends = itertools.repeat(End(AgentEnd.NOT_MET, 1, "no way there"))
     assert world.run() == 1
     assert world.now >= 60
 
@@ -133,7 +133,7 @@ def test_it_may_not_drive(world: World) -> None:
     assert world.run() == 2
     world.is_driven()
     assert world.run() == 0
-    world.ends = iter([End(How.LOST, 1, "lost", job="0123"), MET])
+    world.ends = iter([End(AgentEnd.LOST, 1, "lost", job="0123"), MET])
     world.at(world.now + 0.1, world.is_not_driven)
     world.at(world.now + 30, world.is_driven)
     assert world.run() == 0
@@ -143,7 +143,7 @@ def test_it_may_not_drive(world: World) -> None:
 def test_its_job_has_ended_without_it(world: World, is_driven: bool) -> None:
     """It does not begin that anew, nor another one that others have begun since."""
     world.is_driven()
-    world.ends = iter([End(How.LOST, 1, "lost", job="0123")])
+    world.ends = iter([End(AgentEnd.LOST, 1, "lost", job="0123")])
 
     def end() -> None:
         world.has_ended("0123", 3)
@@ -158,7 +158,7 @@ def test_its_job_has_ended_without_it(world: World, is_driven: bool) -> None:
 def test_the_job_before_has_ended_when_it_comes(world: World) -> None:
     """It is for the next one."""
     world.is_driven()
-    world.ends = iter([End(How.TOO_LATE, 2, "the job is over"), MET])
+    world.ends = iter([End(AgentEnd.TOO_LATE, 2, "the job is over"), MET])
     world.at(0.1, lambda: (world.has_ended("0099", 0), world.is_not_driven()))
     world.at(5.0, world.is_driven)
     assert world.run() == 0
@@ -168,15 +168,15 @@ def test_the_job_before_has_ended_when_it_comes(world: World) -> None:
 def test_all_know_how_the_job_has_ended(world: World) -> None:
     world.is_driven()
     world.has_ended("0123", 143)
-    world.ends = iter([End(How.OVER, 1, "interrupted", job="0123")])
+    world.ends = iter([End(AgentEnd.OVER, 1, "interrupted", job="0123")])
     assert world.run() == 143
 
 
 def test_another_program_is_where_a_driver_has_died(world: World) -> None:
     world.is_driven()
-    world.ends = iter([End(How.STRANGE, 2, "no TLS"), End(How.STRANGE, 2, "no TLS"), MET])
+    world.ends = iter([End(AgentEnd.STRANGE, 2, "no TLS"), End(AgentEnd.STRANGE, 2, "no TLS"), MET])
     assert world.run() == 0
-    world.ends = itertools.repeat(End(How.STRANGE, 2, "another token"))
+    world.ends = itertools.repeat(End(AgentEnd.STRANGE, 2, "another token"))
     before = world.now
     assert world.run() == 2
     assert world.now - before >= THERE.lease_s

@@ -12,7 +12,7 @@ from elastic_driver.driver.stacks import LIMIT_S, StackDump, Stacks
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
-from elastic_driver.rendezvous.agent_messages import Bye, Said, Stacked, StacksTold, TakeStacks
+from elastic_driver.rendezvous.agent_messages import AgentMessage, Bye, Stacked, StacksTold, TakeStacks
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
@@ -23,9 +23,9 @@ SILENT = StackDump(reason="its agent did not answer within 5 s")
 
 class Link:
     def __init__(self) -> None:
-        self.sent: list[Said] = []
+        self.sent: list[AgentMessage] = []
 
-    def send(self, message: Said) -> None:
+    def send(self, message: AgentMessage) -> None:
         self.sent.append(message)
 
 
@@ -35,7 +35,7 @@ class Job:
         self.living = [A, A1, B, LOST]
         self.stacks = Stacks(lambda: self.living, host_of=cast("Any", self.links.get))
 
-    def says(self, host: str, *messages: Said) -> None:
+    def says(self, host: str, *messages: AgentMessage) -> None:
         for message in messages:
             assert self.stacks.take(cast("AgentLink", self.links[host]), message)
 

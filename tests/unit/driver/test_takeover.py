@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from elastic_driver.core.events import EndJob, Fault, HostLost
-from elastic_driver.core.standing import Doing, standing_of
+from elastic_driver.core.standing import JobActivity, standing_of
 from elastic_driver.core.state import Kill, Silence, State, WorkerPhase, record_of
 from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.driver import takeover
@@ -157,7 +157,7 @@ async def answered(lives: Lives, answer: asyncio.Future[NextRoundReply]) -> Next
 def test_workers_go_on_and_nobody_is_told_anything_that_it_knows(tmp_path: Path) -> None:
     async def test(lives: Lives) -> None:
         await lives.job.train(2)
-        await lives.until(lambda: standing_of(lives.job.driver.stepper.state).doing is Doing.TRAINING, "training")
+        await lives.until(lambda: standing_of(lives.job.driver.stepper.state).doing is JobActivity.TRAINING, "training")
         await lives.is_taken_over()
         for host in lives.hosts.values():
             assert [each for each in host.told if not isinstance(each, words.WarmUp)] == []

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from elastic_driver.driver import agents
-from elastic_driver.driver.agents import Ways, url_of
+from elastic_driver.driver.agents import DriverAddresses, url_of
 from elastic_driver.errors import SettingsError
 from elastic_driver.journal.entries import WaysKept
 from elastic_driver.rendezvous.certificate import Certificate
@@ -56,11 +56,13 @@ class Server:
         return 29400
 
 
-def on(test: Callable[[Ways, Server], Coroutine[Any, Any, None]], kind: type[Server] = Server, **options: Any) -> None:
+def on(
+    test: Callable[[DriverAddresses, Server], Coroutine[Any, Any, None]], kind: type[Server] = Server, **options: Any
+) -> None:
     async def main(loop: VirtualLoop) -> None:
         loop.set_default_executor(AtOnce())
         server = kind()
-        ways = Ways("127.0.0.1", addresses=lambda: (FOUR, SIX), certificate=OwnCertificate(), **options)
+        ways = DriverAddresses("127.0.0.1", addresses=lambda: (FOUR, SIX), certificate=OwnCertificate(), **options)
         await ways.begin(server, Path("/a/driver.sock"))
         await test(ways, server)
 
@@ -68,7 +70,7 @@ def on(test: Callable[[Ways, Server], Coroutine[Any, Any, None]], kind: type[Ser
 
 
 def test_no_port_while_all_agents_are_here_and_nobody_else_asks() -> None:
-    async def test(ways: Ways, server: Server) -> None:
+    async def test(ways: DriverAddresses, server: Server) -> None:
         assert await ways.to("") == (HERE,)
         assert server.listens == []
         assert (ways.here, ways.url, ways.urls) == (HERE, HERE, ())
@@ -77,7 +79,7 @@ def test_no_port_while_all_agents_are_here_and_nobody_else_asks() -> None:
 
 
 def test_a_socket_that_has_moved_is_where_agents_are_sent_from_then_on() -> None:
-    async def test(ways: Ways, server: Server) -> None:
+    async def test(ways: DriverAddresses, server: Server) -> None:
         ways.moved(Path("/b/driver.sock"))
         assert await ways.to("") == (ways.here,) == (ways.url,) == ("unix:/b/driver.sock",)
 
@@ -85,7 +87,7 @@ def test_a_socket_that_has_moved_is_where_agents_are_sent_from_then_on() -> None
 
 
 def test_loopback_is_opened_once_for_all_who_ask() -> None:
-    async def test(ways: Ways, server: Server) -> None:
+    async def test(ways: DriverAddresses, server: Server) -> None:
         assert set(await asyncio.gather(*(ways.open_loopback() for _ in range(3)))) == {"http://127.0.0.1:7000"}
         assert server.listens == ["127.0.0.1"]
         assert (ways.here, ways.url, ways.urls) == (HERE, "http://127.0.0.1:7000", ())
@@ -95,7 +97,7 @@ def test_loopback_is_opened_once_for_all_who_ask() -> None:
 
 
 def test_a_port_that_is_not_free_now_is_tried_again() -> None:
-    async def test(ways: Ways, server: Server) -> None:
+    async def test(ways: DriverAddresses, server: Server) -> None:
         server.unusable = {"127.0.0.1"}
         for _ in range(2):
             with pytest.raises(SettingsError, match=r"cannot listen on 127\.0\.0\.1"):
@@ -108,7 +110,7 @@ def test_a_port_that_is_not_free_now_is_tried_again() -> None:
 
 
 def test_whoever_gives_up_to_wait_does_not_keep_the_others_from_it() -> None:
-    async def test(ways: Ways, server: Server) -> None:
+    async def test(ways: DriverAddresses, server: Server) -> None:
         first = asyncio.ensure_future(ways.open_loopback())
         await asyncio.sleep(0)
         second = asyncio.ensure_future(ways.open_loopback())
@@ -123,7 +125,7 @@ def test_whoever_gives_up_to_wait_does_not_keep_the_others_from_it() -> None:
 def test_two_who_need_a_port_at_once_get_the_same(first: str) -> None:
     """A reader and a host that discovery lists: whoever has opened a firewall has opened it for one port."""
 
-    async def test(ways: Ways, server: Server) -> None:
+    async def test(ways: DriverAddresses, server: Server) -> None:
         openings = [ways.open_loopback, ways.open]
         await asyncio.gather(*(opening() for opening in (openings if first == "loopback" else reversed(openings))))
         ports = {int(url.rpartition(":")[2]) for url in (ways.url, *ways.urls)}
@@ -139,7 +141,7 @@ def test_that_no_port_can_be_had_is_nobody_s_bug_though_nobody_waits_for_it_any_
 
     told: list[str] = []
 
-    async def test(ways: Ways, server: Server) -> None:
+    async def test(ways: DriverAddresses, server: Server) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(repr(context["exception"])))
         server.error = SettingsError("all are in use") if is_known else ZeroDivisionError()
         asking = asyncio.ensure_future(ways.open_loopback())
@@ -157,7 +159,7 @@ def test_that_no_port_can_be_had_is_nobody_s_bug_though_nobody_waits_for_it_any_
 def test_all_addresses_from_the_first_other_host_on_and_the_one_by_route_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "_address_towards", {"a": FOUR, "b": SIX, "c": ""}.__getitem__)
 
-    async def test(ways: Ways, server: Server) -> None:
+    async def test(ways: DriverAddresses, server: Server) -> None:
         urls = await asyncio.gather(*map(ways.to, "abc"))
         four, six = f"https://{FOUR}:7000", f"https://[{SIX}]:7000"
         assert urls == [(four, six), (six, four), (four, six)]
@@ -170,7 +172,7 @@ def test_all_addresses_from_the_first_other_host_on_and_the_one_by_route_first(m
 
 @pytest.mark.parametrize("first", ["loopback", "others"])
 def test_the_port_that_was_had_first_is_tried_first_at_each_other_address(first: str) -> None:
-    async def test(ways: Ways, server: Server) -> None:
+    async def test(ways: DriverAddresses, server: Server) -> None:
         openings = [ways.open_loopback, ways.open]
         for opening in openings if first == "loopback" else reversed(openings):
             await opening()
@@ -180,14 +182,14 @@ def test_the_port_that_was_had_first_is_tried_first_at_each_other_address(first:
 
 
 def test_where_hosts_may_join_it_listens_from_the_start() -> None:
-    async def test(ways: Ways, server: Server) -> None:
+    async def test(ways: DriverAddresses, server: Server) -> None:
         assert server.listens == ["127.0.0.1", FOUR, SIX]
 
     on(test, opens=True, is_wide=True)
 
 
 def test_a_port_that_was_claimed_is_taken_over_and_the_others_have_the_same() -> None:
-    async def test(ways: Ways, server: Server) -> None:
+    async def test(ways: DriverAddresses, server: Server) -> None:
         assert server.listens == ["adopted", FOUR, SIX]
         assert ways.url == "http://127.0.0.1:29400"
         assert ways.urls == (f"https://{FOUR}:29400", f"https://[{SIX}]:29400")
@@ -199,7 +201,7 @@ def test_a_port_that_was_claimed_is_taken_over_and_the_others_have_the_same() ->
 def test_an_address_that_can_not_be_had_is_left_out_and_none_at_all_is_tried_again() -> None:
     """A machine may get its network later than the job begins."""
 
-    async def test(ways: Ways, server: Server) -> None:
+    async def test(ways: DriverAddresses, server: Server) -> None:
         server.unusable = {FOUR, SIX}
         for _ in range(2):
             with pytest.raises(SettingsError, match="cannot listen on fd00::1"):
@@ -216,7 +218,7 @@ def test_a_certificate_that_cannot_be_made_is_tried_again(monkeypatch: pytest.Mo
     def none() -> Certificate:
         raise ImportError("No module named 'cryptography'")
 
-    async def test(ways: Ways, server: Server) -> None:
+    async def test(ways: DriverAddresses, server: Server) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(Certificate, "new", none)
             for _ in range(2):
@@ -236,7 +238,7 @@ def test_urls_have_brackets_where_they_need_them() -> None:
 def test_where_it_is_reached_is_kept() -> None:
     keeper = FactsKeeper()
 
-    async def test(ways: Ways, server: Server) -> None:
+    async def test(ways: DriverAddresses, server: Server) -> None:
         assert keeper.facts.ways == WaysKept("/a/driver.sock")
         await ways.open_loopback()
         assert keeper.facts.ways == WaysKept("/a/driver.sock", 7000)
@@ -258,7 +260,7 @@ def before(**more: Any) -> WaysKept:
 
 
 def test_a_later_driver_is_where_the_last_one_was() -> None:
-    async def test(ways: Ways, server: Server) -> None:
+    async def test(ways: DriverAddresses, server: Server) -> None:
         assert ways.folder == Path("/c")
         await ways.open()
         assert server.listens == ["127.0.0.1", FOUR, SIX]
@@ -269,7 +271,7 @@ def test_a_later_driver_is_where_the_last_one_was() -> None:
 
 
 def test_what_was_closed_stays_so() -> None:
-    async def test(ways: Ways, server: Server) -> None:
+    async def test(ways: DriverAddresses, server: Server) -> None:
         assert server.listens == []
 
     on(test, before=before(loopback_port=0, ports={}), limit_s=600.0)
@@ -278,7 +280,7 @@ def test_what_was_closed_stays_so() -> None:
 def test_a_port_that_another_program_has_is_tried_for_as_long_as_agents_look_for_it() -> None:
     said: list[str] = []
 
-    async def test(ways: Ways, server: Server) -> None:
+    async def test(ways: DriverAddresses, server: Server) -> None:
         assert server.listens == [], "who comes to the socket does not wait for that"
         await asyncio.sleep(30.0)
         assert (server.listens, len(said)) == ([], 1)
@@ -298,7 +300,7 @@ def test_a_port_that_another_program_has_is_tried_for_as_long_as_agents_look_for
 
 
 def test_a_port_that_another_program_keeps_is_given_up() -> None:
-    async def test(ways: Ways, server: Server) -> None:
+    async def test(ways: DriverAddresses, server: Server) -> None:
         with pytest.raises(SettingsError, match="cannot listen on"):
             await ways.open_loopback()
         assert asyncio.get_running_loop().time() - began[0] >= 60.0

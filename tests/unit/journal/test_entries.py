@@ -22,7 +22,7 @@ from elastic_driver.core.events import (
     WorkerReady,
     WorkerRunning,
 )
-from elastic_driver.core.standing import Doing
+from elastic_driver.core.standing import JobActivity
 from elastic_driver.journal.entries import (
     BooksKept,
     Closed,
@@ -168,10 +168,10 @@ def test_a_replay_finds_the_turns_that_the_books_do_not_have(tmp_path: Path, hea
     assert isinstance(found, Recorded)
     told_of = [(turned.at, turned.standing.doing, turned.rounds) for turned in found.turns]
     all_turns = [
-        (began, Doing.TRAINING, ()),
-        (times[0], Doing.FORMING, ()),
-        (times[1], Doing.FORMING, (0.5,)),
-        (times[2], Doing.TRAINING, ()),
+        (began, JobActivity.TRAINING, ()),
+        (times[0], JobActivity.FORMING, ()),
+        (times[1], JobActivity.FORMING, (0.5,)),
+        (times[2], JobActivity.TRAINING, ()),
     ]
     assert told_of == (all_turns if heard is None else all_turns[heard + 2 :])
 

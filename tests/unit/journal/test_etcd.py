@@ -16,8 +16,8 @@ import pytest
 
 from elastic_driver import codec
 from elastic_driver.etcd.client import EtcdClient, EtcdRefusedError, EtcdUnreachableError
+from elastic_driver.etcd.driver_record import RegisteredDriver, driver_key, driver_there, encode
 from elastic_driver.etcd.place import EtcdPlace
-from elastic_driver.etcd.there import DriverThere, driver_key, driver_there, encode
 from elastic_driver.journal import etcd_lock, etcd_records, etcd_waiting
 from elastic_driver.journal.etcd_lock import EtcdLock, LockInDoubtError, LockLostError
 from elastic_driver.journal.etcd_records import Ended, Head, ended_key, head_key, piece_key
@@ -369,7 +369,7 @@ def test_one_of_this_machine_that_is_dead_loses_it_at_once(etcd: FakeEtcd, place
     with subprocess.Popen(["sleep", "60"]) as process:
         name = name_of(process.pid)
         process.kill()
-    etcd.put(driver_key(place), encode(DriverThere("0123", "here", name)))
+    etcd.put(driver_key(place), encode(RegisteredDriver("0123", "here", name)))
     lock = EtcdLock.take(place, "0456")
     assert (lock.waited_for, lock.there.job) == ("", "0456")
     lock.release()
@@ -382,15 +382,15 @@ def test_one_of_another_user_that_cannot_be_seen_is_not_taken_for_dead(
         raise PermissionError
 
     monkeypatch.setattr(os, "kill", refuse)
-    etcd.put(driver_key(place), encode(DriverThere("0123", "here", f"{place_of_processes()} 4194304 1")))
+    etcd.put(driver_key(place), encode(RegisteredDriver("0123", "here", f"{place_of_processes()} 4194304 1")))
     with pytest.raises(JournalHeldError, match="job 0123 is driven by process 4194304 on here"):
         EtcdLock.take(place, "0456")
 
 
-ELSEWHERE = DriverThere("0123", "there", f"{place_of_processes().replace('pid:', 'other:')} 1 2")
+ELSEWHERE = RegisteredDriver("0123", "there", f"{place_of_processes().replace('pid:', 'other:')} 1 2")
 
 
-@pytest.mark.parametrize("value", [encode(ELSEWHERE), b"", b"{}", b"\xff", encode(DriverThere("", "there", ""))])
+@pytest.mark.parametrize("value", [encode(ELSEWHERE), b"", b"{}", b"\xff", encode(RegisteredDriver("", "there", ""))])
 def test_one_of_another_machine_is_waited_for_as_long_as_a_lease(
     etcd: FakeEtcd, place: EtcdPlace, monkeypatch: pytest.MonkeyPatch, value: bytes
 ) -> None:

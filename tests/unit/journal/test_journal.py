@@ -14,7 +14,7 @@ import pytest
 
 from elastic_driver.core.events import DrainRequested, ReportResumed, WorkerDying, WorkerReady, WorkerRunning
 from elastic_driver.core.membership import Policy, new_state, step
-from elastic_driver.core.standing import Doing
+from elastic_driver.core.standing import JobActivity
 from elastic_driver.core.state import State
 from elastic_driver.journal import journal as module
 from elastic_driver.journal.entries import BooksKept, Closed, Stepped, decode
@@ -296,9 +296,9 @@ def test_a_compaction_keeps_the_turns_that_the_books_do_not_have(tmp_path: Path,
         found = world.read()
         assert found.events == ()
         turns = [
-            (times[0], Doing.FORMING, ()),
-            (times[1], Doing.FORMING, (0.5,)),
-            (times[2], Doing.TRAINING, ()),
+            (times[0], JobActivity.FORMING, ()),
+            (times[1], JobActivity.FORMING, (0.5,)),
+            (times[2], JobActivity.TRAINING, ()),
         ]
         told_of = [(turned.at, turned.standing.doing, turned.rounds) for turned in found.turns]
         assert told_of == (turns if heard is None else turns[heard + 1 :])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from elastic_driver.launch.agent.agent import Agent, How
-from elastic_driver.rendezvous.agent_messages import Bootstrap, Bye, Close, Exited, said
+from elastic_driver.launch.agent.agent import Agent, AgentEnd
+from elastic_driver.rendezvous.agent_messages import Bootstrap, Bye, Close, Exited, decoded
 from elastic_driver.rendezvous.frames import Frame, messages_in
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
@@ -39,7 +39,7 @@ class Ending:
 
     def write(self, first: int, seen: int, kept: int, messages: Sequence[bytes]) -> None:
         """What comes at the driver."""
-        self.heard += [said(message) for packed in messages for message in messages_in(packed)]
+        self.heard += [decoded(message) for packed in messages for message in messages_in(packed)]
 
     def connects(self) -> None:
         self.channel.attach(self, 0)
@@ -73,7 +73,7 @@ def test_an_end_that_is_not_even_taken_is_waited_for() -> None:
         await asyncio.sleep(0.1)
         assert ending.has_said_bye
         ending.driver_has(seen=2, kept=2)
-        assert (await ending.agent._ended).how is How.LEFT
+        assert (await ending.agent._ended).how is AgentEnd.LEFT
 
     run(test)
 
@@ -85,7 +85,7 @@ def test_a_driver_that_does_not_come_to_keep_it_is_not_waited_for_any_longer(see
     async def test(ending: Ending) -> None:
         ending.connects()
         ending.driver_has(seen=seen, kept=0)
-        assert (await ending.agent._ended).how is How.LEFT
+        assert (await ending.agent._ended).how is AgentEnd.LEFT
         assert ending.has_said_bye
 
     run(test)

@@ -11,10 +11,10 @@ import pytest
 
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.launch.agent import link as link_module
-from elastic_driver.launch.agent.agent import Agent, How
+from elastic_driver.launch.agent.agent import Agent, AgentEnd
 from elastic_driver.launch.agent.link import Driver, DriverLink, DriverLostError, RefusedError
 from elastic_driver.launch.agent.pauses import PausesBeside, ask_again_after_s
-from elastic_driver.rendezvous.agent_messages import Bootstrap, Refused, Said, Welcome
+from elastic_driver.rendezvous.agent_messages import AgentMessage, Bootstrap, Refused, Welcome
 from elastic_driver.rendezvous.frames import Frame
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
@@ -28,13 +28,13 @@ class Owner:
 
     def welcomed(self, welcome: Welcome) -> None: ...
 
-    def take(self, message: Said) -> None: ...
+    def take(self, message: AgentMessage) -> None: ...
 
     def seen(self) -> None: ...
 
     def alone(self) -> None: ...
 
-    def taken_over(self, untold: Sequence[Said]) -> None: ...
+    def taken_over(self, untold: Sequence[AgentMessage]) -> None: ...
 
 
 class Connection:
@@ -64,7 +64,7 @@ class Looked:
     def made(self, unheard_s: float, silent_s: float) -> Any:
         line: Any = link_module._Line("http://127.0.0.1:1")
         connection: Any = Connection(unheard_s, silent_s)
-        line.met = link_module.Met(connection, None)  # type: ignore[arg-type]
+        line.met = link_module.AuthenticatedConnection(connection, None)  # type: ignore[arg-type]
         return line
 
     async def connect(self, url: str) -> Any:
@@ -202,7 +202,7 @@ def test_a_refusal_says_whether_the_job_is_over(*, is_over: bool) -> None:
         agent = Agent(Bootstrap(("http://127.0.0.1:1",), "ticket 00", "00" * 32, "a"))
         agent._refused(str(raised.value), is_over=raised.value.is_over)
         end = await agent._ended
-        assert end.how is (How.TOO_LATE if is_over else How.REFUSED)
+        assert end.how is (AgentEnd.TOO_LATE if is_over else AgentEnd.REFUSED)
 
     asyncio.run(main())
 

@@ -13,7 +13,7 @@ from elastic_driver.figures import MOST_NAMES
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent import figures as agent_figures
 from elastic_driver.launch.agent.figures import MOST_READ, FiguresFile, HostFigures
-from elastic_driver.rendezvous.agent_messages import FiguresSeen, NoFigures, Said
+from elastic_driver.rendezvous.agent_messages import AgentMessage, FiguresSeen, NoFigures
 from elastic_driver.rendezvous.environment import ENV_REPORT, ENV_REPORT_FD
 
 pytestmark = pytest.mark.unit
@@ -131,7 +131,7 @@ class Host:
     """A host's figures, and what its driver was told."""
 
     def __init__(self) -> None:
-        self.told: list[Said] = []
+        self.told: list[AgentMessage] = []
         self.is_heard = True
         self.figures = HostFigures(self.told.append, lambda: self.is_heard)
 

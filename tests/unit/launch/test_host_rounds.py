@@ -12,6 +12,7 @@ from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.agent.host_rounds import HostRounds
 from elastic_driver.rendezvous.agent_messages import (
+    AgentMessage,
     Answer,
     Ask,
     Heard,
@@ -23,7 +24,6 @@ from elastic_driver.rendezvous.agent_messages import (
     Reply,
     RoundRefused,
     Running,
-    Said,
     Value,
     Values,
     Want,
@@ -57,7 +57,7 @@ class Host:
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
-        self.said: list[Said] = []
+        self.said: list[AgentMessage] = []
         self.threads: list[tuple[WorkerId, int, int]] = []
         self.living = {A, B}
         self.taken: list[tuple[int, str, list[tuple[str, bytes]]]] = []
@@ -96,7 +96,7 @@ class Host:
             self.rounds.take(Reply(worker.key, PLACE))
         self.notice(1)
 
-    def of(self, kind: type[Said]) -> list[Any]:
+    def of(self, kind: type[AgentMessage]) -> list[Any]:
         return [one for one in self.said if isinstance(one, kind)]
 
 

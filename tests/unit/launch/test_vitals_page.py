@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_driver.launch.agent.vitals_page import MOST_STACK_BYTES, PAGE_BYTES, PageFacts, VitalsPage, parse_page
-from elastic_driver.rendezvous.agent_messages import VitalsSeen, said
+from elastic_driver.rendezvous.agent_messages import VitalsSeen, decoded
 from elastic_driver.vitals import Traffic, Vitals, Waiting
 
 pytestmark = pytest.mark.unit
@@ -204,7 +204,7 @@ def test_whatever_is_read_can_be_sent(values: dict[str, int], rank: int, text: b
         return
     facts = {name: getattr(found, name) for name in PageFacts.__dataclass_fields__ if name != "dump_signal"}
     vitals = Vitals(at_s=1.0, **facts)
-    told = said(VitalsSeen({"a": vitals}).message())
+    told = decoded(VitalsSeen({"a": vitals}).message())
     assert isinstance(told, VitalsSeen)
     read = told.workers["a"]
     assert (read.pid, read.rank, read.steps, read.traffic) == (found.pid, found.rank, found.steps, found.traffic)

@@ -9,7 +9,7 @@ import pytest
 from elastic_driver import codec
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.rendezvous import agent_messages
-from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, PortLevel, Said, said
+from elastic_driver.rendezvous.agent_messages import PROTOCOL, AgentMessage, Bootstrap, PortLevel, decoded
 from tests.support.forms import check_form
 
 pytestmark = pytest.mark.unit
@@ -19,7 +19,7 @@ FORM = Path(__file__).parent / f"agent_messages_protocol_{PROTOCOL}.txt"
 
 def form_of_messages() -> str:
     """The name of each message, and the fields of all that it carries."""
-    said_here = (kind for kind in Said.__subclasses__() if kind.__module__ == agent_messages.__name__)
+    said_here = (kind for kind in AgentMessage.__subclasses__() if kind.__module__ == agent_messages.__name__)
     messages = sorted(said_here, key=lambda kind: kind.name)
     names = [f"{kind.name} is {kind.__name__}\n" for kind in messages]
     return "".join(names) + codec.describe(Bootstrap, *messages)
@@ -34,7 +34,7 @@ def test_the_form_of_a_protocol_does_not_change() -> None:
 def test_a_port_that_nobody_can_hold_is_refused(generation: int, port: int) -> None:
     """It would be where workers of other hosts are to meet."""
     fine = agent_messages.Levels([], 1, 0, 0.0, [PortLevel(1, 1, 4000)]).message()
-    assert said(fine).message() == fine
+    assert decoded(fine).message() == fine
     lie = agent_messages.Levels([], 1, 0, 0.0, [PortLevel(generation, 1, port)]).message()
     with pytest.raises(RendezvousProtocolError):
-        said(lie)
+        decoded(lie)

@@ -16,6 +16,7 @@ from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.agent_messages import (
     PROTOCOL,
+    AgentMessage,
     Bootstrap,
     Dying,
     Heard,
@@ -25,11 +26,10 @@ from elastic_driver.rendezvous.agent_messages import (
     Output,
     Ready,
     Reply,
-    Said,
     Start,
     Value,
     VitalsSeen,
-    said,
+    decoded,
     version_of,
     worker_named,
 )
@@ -38,7 +38,7 @@ from elastic_driver.rendezvous.messages import NextRoundRequest, RoundAssignment
 from elastic_driver.vitals import Traffic, Vitals, Waiting
 from elastic_driver.words import Backend, ReadyCause
 
-SAYINGS: tuple[Said, ...] = (
+SAYINGS: tuple[AgentMessage, ...] = (
     Start("a[0]#0", ["python", "x.py"], {"A": "b", "ü": "ñ"}, "0", 3),
     KillAll(),
     Output("a[0]#0", "stderr", b"\0\xffline\n" * 3000),
@@ -47,7 +47,7 @@ SAYINGS: tuple[Said, ...] = (
 )
 
 
-def frames(*batches: tuple[Said, ...]) -> bytes:
+def frames(*batches: tuple[AgentMessage, ...]) -> bytes:
     first, data = 1, b""
     for batch in batches:
         data += pack_frame(first, 7, 5, [each.message().pack() for each in batch])
@@ -70,13 +70,17 @@ def test_what_is_written_is_read_whatever_the_pieces(seed: int) -> None:
     found = read(data, random.Random(seed))
     assert [frame.first for frame in found] == [1, 3, 3]
     assert all((frame.seen, frame.kept) == (7, 5) for frame in found)
-    assert [said(message) for frame in found for message in frame.messages] == [*SAYINGS[:2], SAYINGS[0], *SAYINGS[3:]]
+    assert [decoded(message) for frame in found for message in frame.messages] == [
+        *SAYINGS[:2],
+        SAYINGS[0],
+        *SAYINGS[3:],
+    ]
 
 
 def test_every_message_travels() -> None:
     (frame,) = read(frames(SAYINGS))
-    assert tuple(said(message) for message in frame.messages) == SAYINGS
-    assert [type(said(message)) for message in frame.messages] == [type(each) for each in SAYINGS]
+    assert tuple(decoded(message) for message in frame.messages) == SAYINGS
+    assert [type(decoded(message)) for message in frame.messages] == [type(each) for each in SAYINGS]
 
 
 @given(st.binary(max_size=400))
@@ -97,7 +101,7 @@ def test_a_body_that_is_no_messages_is_refused(body: bytes) -> None:
     with contextlib.suppress(RendezvousProtocolError):
         for frame in FrameReader().feed(pack_frame(1, 0, 0, [body])):
             for message in frame.messages:
-                said(message)
+                decoded(message)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +115,7 @@ def test_a_body_that_is_no_messages_is_refused(body: bytes) -> None:
 )
 def test_messages_that_are_none(message: Message) -> None:
     with pytest.raises(RendezvousProtocolError):
-        said(message)
+        decoded(message)
 
 
 @pytest.mark.parametrize("key", ["", "a", "a[0]", "a[x]#0", "a[0]#" + "9" * 5000])
@@ -136,7 +140,7 @@ def test_a_bootstrap_is_one_line_and_one_word() -> None:
 def test_a_hello_of_another_protocol_says_so_whatever_else_is_in_it() -> None:
     """Or nobody could be told that the versions differ."""
     hello = Hello("a", 99, "9.9", False, 0, "ab", "h", 0, "m", "b", 4, "py", 1, "o", "::1", [os.devnull])
-    assert said(hello.message()) == hello
+    assert decoded(hello.message()) == hello
     other = Message("hello", {"protocol": 99, "version": "9.9" + "x" * 100, "news": {}})
     assert version_of(other) == f"elastic_driver 9.9{'x' * 37} (protocol 99)"
     for message in (Message("hello", {"protocol": PROTOCOL}), Message("hello", {}), Message("bye", {"protocol": 99})):
@@ -146,16 +150,16 @@ def test_a_hello_of_another_protocol_says_so_whatever_else_is_in_it() -> None:
 def test_a_blob_stands_beside_the_fields() -> None:
     for message in (Message("kill_all", {}, b"x"), Message("output", {"worker": "a[0]#0", "stream": "stdout"}, b"x")):
         if message.name == "output":
-            assert said(message) == Output("a[0]#0", "stdout", b"x")
+            assert decoded(message) == Output("a[0]#0", "stdout", b"x")
         else:
             with pytest.raises(RendezvousProtocolError, match="unknown 'blob'"):
-                said(message)
+                decoded(message)
 
 
 def test_variables_stand_for_bytes_and_other_texts_are_for_people() -> None:
     start = Start("a[0]#0", ["\udcff"], {"\udcff": "\udcff"}, "0", 3)
-    assert said(start.message()) == start
-    assert said(Labels({"a\ud800": "\ud800\u20ac"}).message()) == Labels({"a?": "?\u20ac"})
+    assert decoded(start.message()) == start
+    assert decoded(Labels({"a\ud800": "\ud800\u20ac"}).message()) == Labels({"a?": "?\u20ac"})
 
 
 FULL = Vitals(
@@ -175,7 +179,7 @@ FULL = Vitals(
 def test_looks_at_workers_travel_as_rows() -> None:
     seen = VitalsSeen({"a[0]#0": FULL, "a[1]#0": Vitals(1.0, 2)})
     (frame,) = read(frames((seen,)))
-    assert said(frame.messages[0]) == seen
+    assert decoded(frame.messages[0]) == seen
     assert len(frame.messages[0].fields["workers"]["a[0]#0"]) == len(dataclasses.fields(Vitals))
 
 
@@ -195,7 +199,7 @@ def test_looks_at_workers_travel_as_rows() -> None:
 def test_more_than_an_agent_says_is_refused(change: dict[str, Any]) -> None:
     seen = VitalsSeen({"a[0]#0": dataclasses.replace(FULL, **change)})
     with pytest.raises(RendezvousProtocolError, match=next(iter(change))):
-        said(seen.message())
+        decoded(seen.message())
 
 
 READY = Ready(NextRoundRequest(WorkerId("a", 0, 0), 3, 12, ReadyCause.START, "", (Backend.NATIVE,), 5))
@@ -216,11 +220,11 @@ PLACE = Reply("a[0]#0", RoundAssignment(1, SlotInfo(0, 2, 0, 2, 0, 1), sync=True
         (Heard({"a[0]#0": (1, True)}, [], []), {"workers": {"a[0]#0": [1, 1]}}, "not of type bool"),
     ],
 )
-def test_what_stands_in_a_message_is_read_as_strictly(message: Said, change: dict[str, Any], why: str) -> None:
+def test_what_stands_in_a_message_is_read_as_strictly(message: AgentMessage, change: dict[str, Any], why: str) -> None:
     sent = message.message()
-    assert said(sent) == message
+    assert decoded(sent) == message
     fields: dict[str, Any] = dict(sent.fields)
     for name, value in change.items():
         fields[name] = fields[name] | value if isinstance(value, dict) and value and name in fields else value
     with pytest.raises(RendezvousProtocolError, match=why):
-        said(dataclasses.replace(sent, fields=fields))
+        decoded(dataclasses.replace(sent, fields=fields))

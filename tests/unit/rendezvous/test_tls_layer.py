@@ -19,7 +19,7 @@ import pytest
 
 from elastic_driver.rendezvous.certificate import Certificate, client_context, server_context
 from elastic_driver.rendezvous.server.connection import Connection
-from elastic_driver.rendezvous.server.guest import ServerLimits, has_hung_up, has_unread
+from elastic_driver.rendezvous.server.peer_connection import ServerLimits, has_hung_up, has_unread
 from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport, Turns
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 from tests.support.network.tls_client import TlsClient

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import pytest
 from jsonschema import Draft202012Validator
 
-from elastic_driver.core.standing import Doing
+from elastic_driver.core.standing import JobActivity
 from elastic_driver.core.state import JobPhase
 from elastic_driver.health.findings import (
     Stalled,
@@ -110,7 +110,7 @@ EXAMPLES: list[Happening] = [
     WorkerCleared(A, 0, "it goes on", 7.5),
     StragglerFound(A, 0, 0.13, 0.1, 0.77, 0.8, 20),
     StragglerGone(A, 0, "it is as fast as the others", 60.0),
-    PhaseChanged(JobPhase.RUNNING, Doing.TRAINING, OnChange.IN_PLACE),
+    PhaseChanged(JobPhase.RUNNING, JobActivity.TRAINING, OnChange.IN_PLACE),
     WorkersReady([A, B]),
     WorkersDrained([A], undone=False),
     StoodStill(6.5),

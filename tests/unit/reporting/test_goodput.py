@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_driver import codec
-from elastic_driver.core.standing import Doing, Standing
+from elastic_driver.core.standing import JobActivity, Standing
 from elastic_driver.core.state import JobPhase
 from elastic_driver.reporting.goodput import Book, Booked, Category, Goodput, GoodputKept, Turned
 from elastic_driver.reporting.happenings import JobStarted, PhaseChanged, RoundFormed
@@ -53,11 +53,11 @@ class Clock:
         return self.now
 
 
-def doing(what: Doing) -> PhaseChanged:
+def doing(what: JobActivity) -> PhaseChanged:
     return PhaseChanged(JobPhase.RUNNING, what, OnChange.IN_PLACE)
 
 
-def turned(what: Doing, *rounds: float) -> Turned:
+def turned(what: JobActivity, *rounds: float) -> Turned:
     return Turned(0.0, Standing(JobPhase.RUNNING, what, OnChange.IN_PLACE), rounds)
 
 
@@ -68,7 +68,7 @@ def test_another_driver_goes_on_with_the_book() -> None:
     assert book.kept() is None
     book.hear(JobStarted("", "77"))
     clock.now += 5
-    book.hear(doing(Doing.TRAINING))
+    book.hear(doing(JobActivity.TRAINING))
     clock.now += 20
     kept = book.kept()
     assert kept is not None
@@ -77,13 +77,13 @@ def test_another_driver_goes_on_with_the_book() -> None:
     successor = Goodput(clock)
     successor.go_on(kept, ago_s=2.0)
     successor.hear(JobStarted("", "77"))
-    successor.hear(doing(Doing.TRAINING))
+    successor.hear(doing(JobActivity.TRAINING))
     clock.now += 8
     booked = successor.job()
     assert booked is not None
     assert (booked.wall_s, booked.resets) == (35.0, 0)
     assert {name: spent for name, spent in booked.seconds.items() if spent} == {"start": 5.0, "training": 30.0}
-    successor.hear(doing(Doing.FORMING))
+    successor.hear(doing(JobActivity.FORMING))
     successor.hear(RoundFormed(2, 2, "x", 0, True, Backend.NATIVE, 0.5, [], False, 9.0, 9.0))
     booked = successor.job()
     assert booked is not None
@@ -96,21 +96,21 @@ def test_another_driver_makes_up_for_the_steps_that_the_book_does_not_have() -> 
     book = Goodput(clock)
     book.hear(JobStarted("", "77"))
     clock.now = 5.0
-    book.hear(doing(Doing.TRAINING))
+    book.hear(doing(JobActivity.TRAINING))
     clock.now = 25.0
     kept = book.kept()
     assert kept is not None
     clock = Clock(1040.0)
     successor = Goodput(clock)
     since = [
-        (-1.0, turned(Doing.TRAINING)),  # as it was
-        (5.0, turned(Doing.FORMING)),
-        (8.0, turned(Doing.FORMING, 2.0)),
-        (9.0, turned(Doing.TRAINING)),
+        (-1.0, turned(JobActivity.TRAINING)),  # as it was
+        (5.0, turned(JobActivity.FORMING)),
+        (8.0, turned(JobActivity.FORMING, 2.0)),
+        (9.0, turned(JobActivity.TRAINING)),
     ]
     successor.go_on(kept, 15.0, since)
     successor.hear(JobStarted("", "77"))
-    successor.hear(doing(Doing.TRAINING))
+    successor.hear(doing(JobActivity.TRAINING))
     booked = successor.job()
     assert booked is not None
     assert (booked.wall_s, booked.resets) == (40.0, 1)
@@ -122,13 +122,13 @@ def test_another_driver_counts_the_reset_that_it_finds_to_be_under_way() -> None
     clock = Clock(0.0)
     book = Goodput(clock)
     book.hear(JobStarted("", "77"))
-    book.hear(doing(Doing.TRAINING))
+    book.hear(doing(JobActivity.TRAINING))
     clock.now = 10.0
     kept = book.kept()
     assert kept is not None
     successor = Goodput(clock)
     successor.go_on(kept, 0.0)
-    successor.hear(doing(Doing.FORMING))
+    successor.hear(doing(JobActivity.FORMING))
     clock.now = 11.0
     successor.hear(RoundFormed(2, 2, "x", 0, True, Backend.NATIVE, 0.5, [], False, 3.0, 3.0))
     booked = successor.job()

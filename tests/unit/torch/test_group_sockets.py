@@ -17,7 +17,7 @@ from torch._C import _distributed_c10d as c10d
 
 from elastic_driver.errors import HorovodInternalError, RendezvousTimeoutError
 from elastic_driver.torch.distributed.sockets import GroupSockets
-from elastic_driver.torch.distributed.store import LateServer, RoundStore, listen
+from elastic_driver.torch.distributed.store import LazyServer, RoundStore, listen
 from elastic_driver.torch_private.groups import gloo_listener
 
 pytestmark = pytest.mark.integration
@@ -162,7 +162,7 @@ class Ranks:
     def store(self, rank: int) -> Any:
         meeting: Any = self.meeting
         self.stores[rank] = RoundStore(
-            "scope", rank, self.size, meeting, lambda: LateServer(HERE, None), self.sockets[rank]
+            "scope", rank, self.size, meeting, lambda: LazyServer(HERE, None), self.sockets[rank]
         )
         return self.stores[rank]
 
@@ -258,7 +258,7 @@ def test_all_else_is_kept_in_rank_0s_store() -> None:
 
 
 def test_one_rank_alone_needs_nobody() -> None:
-    def serve() -> LateServer:
+    def serve() -> LazyServer:
         raise AssertionError("nobody asks it")
 
     store = RoundStore("scope", 0, 1, None, serve, GroupSockets())
@@ -278,7 +278,7 @@ def test_the_store_keeps_to_the_range_of_ports() -> None:
 
 
 def test_a_server_that_nobody_asks_for_is_never_made() -> None:
-    server = LateServer(HERE, None)
+    server = LazyServer(HERE, None)
     server.close()
     assert server.store() is None
     with pytest.raises(OSError, match="refused"):

@@ -39,7 +39,7 @@ DOOR = "torch_private"
 ROOMS = ("torch", "torchelastic", "worker", "function", "compat", "launch/warm")
 # Private parts of others, and of torch in the files that cannot import the door (see its docstring).
 ELSEWHERE = {
-    "compat/asks_first.py": {"torch._dynamo"},  # imported early to save time, or not at all
+    "compat/init_hook.py": {"torch._dynamo"},  # imported early to save time, or not at all
     "compat/finder.py": {"_targets"},  # of our own modules
     "launch/warm/preload.py": {"torch._dynamo"},
     "launch/warm/hook/sitecustomize.py": {"_exit", "_set_native_id", "_startTime"},  # Python's

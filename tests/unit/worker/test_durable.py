@@ -874,7 +874,7 @@ def test_a_worker_that_is_cut_off_from_its_driver_puts_nothing_on_disk(
     credential = Credential(Identity(Role.WORKER, WorkerId("a", 0, 0)), b"k" * 32)
     client = RendezvousClient(f"https://127.0.0.1:{port}", credential, patience_s=0.05)
     monkeypatch.setattr(module, "new_client", lambda: client)
-    made = permitted(tmp_path, module.DriversPermit())
+    made = permitted(tmp_path, module.CommitPermission())
     use(monkeypatch, made)
     ObjectState(step=0).commit()
     assert made.wait()

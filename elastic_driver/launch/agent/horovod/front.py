@@ -29,7 +29,7 @@ from elastic_driver.errors import RendezvousError, in_words
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.horovod.detection import Detection
 from elastic_driver.launch.agent.horovod.notification import notify
-from elastic_driver.launch.agent.horovod.port import HorovodPort, Rounds, Store, Surroundings
+from elastic_driver.launch.agent.horovod.port import HorovodPort, PortContext, Rounds, Store
 from elastic_driver.rendezvous.messages import Notice
 from elastic_driver.system.interfaces import address_in, host_addresses, interface_of
 from elastic_driver.system.process_name import is_below, is_stopped
@@ -50,7 +50,7 @@ _MEET_S = 2.0
 _LOOK_S = 0.5
 
 
-class Hearing(Rounds, Protocol):
+class HeartbeatRounds(Rounds, Protocol):
     """The rounds on this host."""
 
     poll_s: float
@@ -84,12 +84,12 @@ class HorovodFront:
     """
 
     def __init__(
-        self, rounds: Hearing, store: Store, processes: Processes, *, tasks: Tasks, warn: Callable[[str], None]
+        self, rounds: HeartbeatRounds, store: Store, processes: Processes, *, tasks: Tasks, warn: Callable[[str], None]
     ) -> None:
         self._rounds = rounds
         self._processes = processes
         self._tasks = tasks
-        self._around = Surroundings(rounds, store, tasks, _interface, processes.start_again, warn)
+        self._around = PortContext(rounds, store, tasks, _interface, processes.start_again, warn)
         self._ports: dict[WorkerId, HorovodPort] = {}
         self._detection = Detection()
         self._telling: asyncio.Task[None] | None = None

@@ -76,7 +76,7 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class PortContext:
     """The parts of its agent that a port uses.
 
     Attributes:
@@ -112,7 +112,7 @@ class HorovodPort:
         endpoints: where it and the other workers of its round listen.
     """
 
-    def __init__(self, worker: WorkerId, plan: SlotInfo | None, around: Surroundings) -> None:
+    def __init__(self, worker: WorkerId, plan: SlotInfo | None, around: PortContext) -> None:
         self.worker = worker
         self.pid = 0
         self.assignment: RoundAssignment | None = None

@@ -12,7 +12,7 @@ import pytest
 from elastic_driver.hosts import Host
 from elastic_driver.launch.fleet.admission import Admission
 from elastic_driver.launch.fleet.tickets import Tickets, User
-from elastic_driver.rendezvous.agent_messages import Close, Hello, Refused, Said, Warning, Welcome
+from elastic_driver.rendezvous.agent_messages import AgentMessage, Close, Hello, Refused, Warning, Welcome
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.frames import Message
 from tests.support.fakes.fleet_fakes import Dial, FakeFleet, hello, on_fleet, rest, welcome_facts
@@ -56,7 +56,7 @@ def _hello(**more: Any) -> Hello:
     return hello(**({"key": os.urandom(32).hex(), "slots": 2, "host": "j"} | more))
 
 
-def _refusal(answer: Said | None) -> str:
+def _refusal(answer: AgentMessage | None) -> str:
     assert isinstance(answer, Refused)
     return answer.why
 

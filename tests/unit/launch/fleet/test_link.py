@@ -12,13 +12,13 @@ from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous.agent_messages import (
+    AgentMessage,
     Bye,
     Exited,
     Finished,
     Kill,
     Levels,
     Output,
-    Said,
     Spared,
     WarmUp,
     Warning,
@@ -41,7 +41,7 @@ class Owner:
     counts_from = -math.inf
 
     def __init__(self) -> None:
-        self.said: list[Said] = []
+        self.said: list[AgentMessage] = []
         self.lost: list[str] = []
         self.done: set[WorkerId] = set()  # whose orders are carried out
         self.silent: list[float] = []  # when, by the loop's clock
@@ -50,7 +50,7 @@ class Owner:
         self.agent = FakeAgent(self.link)
         self.beating: asyncio.Task[None] | None = None
 
-    def take(self, link: AgentLink, message: Said) -> None:
+    def take(self, link: AgentLink, message: AgentMessage) -> None:
         self.said.append(message)
         if isinstance(message, Exited | Spared):
             self.done.add(worker_named(message.worker))
@@ -109,7 +109,7 @@ class Kept(Owner):
         self.keepings = (self.disk, self.screen)
         self.agent = FakeAgent(self.link)
 
-    def take(self, link: AgentLink, message: Said) -> None:
+    def take(self, link: AgentLink, message: AgentMessage) -> None:
         super().take(link, message)
         match message:
             case Warning("both"):

@@ -8,7 +8,7 @@ import pytest
 
 from elastic_driver.hosts import Host
 from elastic_driver.launch.fleet.network_check import GATHER_S, LIMIT_S, TURNS
-from elastic_driver.rendezvous.agent_messages import Listen, Listening, Probe, Probed, Said, Unlisten
+from elastic_driver.rendezvous.agent_messages import AgentMessage, Listen, Listening, Probe, Probed, Unlisten
 from tests.support.fakes.fleet_fakes import FakeFleet, on_fleet, rest
 from tests.support.fakes.network_fakes import PORT, network
 
@@ -255,7 +255,7 @@ def test_no_check_takes_longer_than_its_limit() -> None:
         async with network(fleet) as net:
             answer = net.answer
 
-            def slowly(host: str, message: Said) -> Said | None:
+            def slowly(host: str, message: AgentMessage) -> AgentMessage | None:
                 return None if isinstance(message, Probe) and message.burst_bytes else answer(host, message)
 
             net.answer = slowly  # type: ignore[method-assign]
@@ -274,7 +274,7 @@ def test_a_newcomer_that_dies_meanwhile_accuses_nobody() -> None:
         async with network(fleet) as net:
             answer = net.answer
 
-            def dies(host: str, message: Said) -> Said | None:
+            def dies(host: str, message: AgentMessage) -> AgentMessage | None:
                 if host == "c" and isinstance(message, Probe):
                     net.agents["b"].link.lose("it dies")
                 return answer(host, message)

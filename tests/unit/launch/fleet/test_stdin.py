@@ -17,7 +17,7 @@ import pytest
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet import stdin as stdin_module
 from elastic_driver.launch.fleet.stdin import StandardInput
-from elastic_driver.rendezvous.agent_messages import Input, InputTaken, Interrupted, Said, Start
+from elastic_driver.rendezvous.agent_messages import AgentMessage, Input, InputTaken, Interrupted, Start
 from elastic_driver.system.terminal import Terminal
 from tests.support.fakes.fleet_fakes import facts
 
@@ -31,10 +31,10 @@ class Link:
 
     def __init__(self, *, local: bool = False, joined: bool = False) -> None:
         self.facts = facts("a", local=local, joined=joined)
-        self.sent: list[Said] = []
+        self.sent: list[AgentMessage] = []
         self._sent = asyncio.Event()
 
-    def send(self, message: Said) -> None:
+    def send(self, message: AgentMessage) -> None:
         self.sent.append(message)
         self._sent.set()
 

@@ -11,6 +11,7 @@ from elastic_driver.core.events import KillWorker
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.workers import BROKEN_S
 from elastic_driver.rendezvous.agent_messages import (
+    AgentMessage,
     Dying,
     Exited,
     Finished,
@@ -21,7 +22,6 @@ from elastic_driver.rendezvous.agent_messages import (
     NotStarted,
     Output,
     PortHeld,
-    Said,
     Spared,
     Start,
     Started,
@@ -257,7 +257,7 @@ def test_what_is_said_twice_or_too_late_is_told_once() -> None:
 
 
 @pytest.mark.parametrize("end", [NotStarted(A.key, "no", bad_command=False), Dying(A.key, None, "", []), None])
-def test_the_standard_input_is_free_as_soon_as_a_worker_ends(end: Said | None) -> None:
+def test_the_standard_input_is_free_as_soon_as_a_worker_ends(end: AgentMessage | None) -> None:
     async def main(fleet: FakeFleet) -> None:
         (agent,) = await fleet.has("a")
         await fleet.order(A)

@@ -18,7 +18,7 @@ from elastic_driver.dialects.horovod import ENV_PORT, place_variables
 from elastic_driver.errors import RendezvousProtocolError, StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.agent.horovod import port as port_module
-from elastic_driver.launch.agent.horovod.port import HorovodPort, Surroundings
+from elastic_driver.launch.agent.horovod.port import HorovodPort, PortContext
 from elastic_driver.rendezvous.messages import (
     JobOver,
     NextRoundReply,
@@ -143,7 +143,7 @@ class Case:
 def run(main: Callable[[Case], Coroutine[Any, Any, None]], plan: SlotInfo | None = SLOT) -> None:
     async def whole() -> None:
         agent, tasks, warned = Agent(), Tasks(), list[str]()
-        around = Surroundings(agent, agent, tasks, lambda address: "lo", agent.start_again, warned.append)
+        around = PortContext(agent, agent, tasks, lambda address: "lo", agent.start_again, warned.append)
         port = HorovodPort(WORKER, plan, around)
         try:
             await main(Case(agent, port, int((await port.open(os.getuid()))[ENV_PORT])))

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elastic_driver.driver import beside
-from elastic_driver.driver.beside import DriverBeside
+from elastic_driver.driver import node_driver
+from elastic_driver.driver.node_driver import NodeDriver
 from elastic_driver.words import ExitCode
 from tests.support.network.machines import wait_for
 from tests.support.paths import ROOT
@@ -46,9 +46,9 @@ os._exit(int((folder / "end").read_text()))
 """
 
 
-def program(folder: Path, how: str = "", has_ended: Callable[[], bool] = lambda: False) -> DriverBeside:
+def program(folder: Path, how: str = "", has_ended: Callable[[], bool] = lambda: False) -> NodeDriver:
     words = [sys.executable, "-c", PROGRAM, str(folder), how]
-    return DriverBeside(words, {**os.environ, "PYTHONPATH": str(ROOT)}, has_ended=has_ended)
+    return NodeDriver(words, {**os.environ, "PYTHONPATH": str(ROOT)}, has_ended=has_ended)
 
 
 def pids(folder: Path) -> list[int]:
@@ -136,7 +136,7 @@ def test_a_node_that_is_killed_lets_go_of_it(tmp_path: Path) -> None:
 
 
 def test_one_that_is_stopped_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "_LETS_GO_S", 0.1)
+    monkeypatch.setattr(node_driver, "_LETS_GO_S", 0.1)
     with program(tmp_path):
         pid = the_next(tmp_path)
         os.kill(pid, signal.SIGSTOP)
@@ -151,6 +151,6 @@ def test_there_may_be_no_process_for_it(tmp_path: Path, capfd: pytest.CaptureFix
         said.append(capfd.readouterr().err)
         return "".join(said).count("cannot start a driver") > 1
 
-    with DriverBeside([str(tmp_path / "nothing")], {}) as one:
+    with NodeDriver([str(tmp_path / "nothing")], {}) as one:
         wait_for("it is said again", is_said_twice)
         assert not one.is_refused

@@ -13,13 +13,13 @@ from elastic_driver.etcd.place import EtcdPlace
 
 if TYPE_CHECKING:
     from elastic_driver.etcd.client import EtcdClient
-    from elastic_driver.etcd.there import DriverThere
+    from elastic_driver.etcd.driver_record import RegisteredDriver
 
 # Leaves an agent time to find the next driver, in a fifth of its lease.
 _TIMEOUT_S = 2.0
 
 
-class Whereabouts:
+class DriverLocator:
     """Asks etcd which driver has the job. One question at a time, on the event loop.
 
     Args:
@@ -32,7 +32,7 @@ class Whereabouts:
         self._cluster = cluster
         self._client: EtcdClient | None = None
 
-    async def ask(self, *, again: bool = False) -> DriverThere | None:
+    async def ask(self, *, again: bool = False) -> RegisteredDriver | None:
         """Return the driver that has the job, or None.
 
         Args:
@@ -43,10 +43,10 @@ class Whereabouts:
         """
         return await asyncio.get_running_loop().run_in_executor(None, partial(self._ask, again=again))
 
-    def _ask(self, *, again: bool) -> DriverThere | None:
+    def _ask(self, *, again: bool) -> RegisteredDriver | None:
         # The modules that speak HTTP take a while to load, and most agents never need them.
         from elastic_driver.etcd.client import EtcdClient
-        from elastic_driver.etcd.there import driver_key, driver_there
+        from elastic_driver.etcd.driver_record import driver_key, driver_there
 
         if self._client is None:
             needs = f"read the key {driver_key(self._place)}"

@@ -28,7 +28,7 @@ class CheckListener(Protocol):
         """Return whether a host gets no workers for a while."""
 
 
-class FleetOfThem(Protocol):
+class CheckedFleet(Protocol):
     """What is needed of the fleet; see Hosts."""
 
     changes: Changes
@@ -53,7 +53,7 @@ class HostsToCheck:
 
     def __init__(
         self,
-        fleet: FleetOfThem,
+        fleet: CheckedFleet,
         roster: Roster,
         names_of: Callable[[AgentLink], Iterable[str]],
         wanted: Callable[[], Iterable[str]],

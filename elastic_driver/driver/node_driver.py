@@ -22,7 +22,7 @@ from elastic_driver.words import LONG_ROUND_S, PAUSE_RANGE_S, ExitCode, pause_s
 _LETS_GO_S = 10.0
 
 
-class DriverBeside:
+class NodeDriver:
     """Keeps that process running. A context manager: on exit the process has ended.
 
     Args:
@@ -38,7 +38,7 @@ class DriverBeside:
         self._changed = threading.Condition()
         self._process: subprocess.Popen[bytes] | None = None
         self._is_refused = self._is_idle = self._is_over = False
-        self._thread = threading.Thread(target=self._keep, name="elasticrun-beside", daemon=True)
+        self._thread = threading.Thread(target=self._keep, name="elasticrun-node-driver", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -35,7 +35,7 @@ from elastic_driver.rendezvous.authentication import (
 )
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.server.connection import Connection, Service
-from elastic_driver.rendezvous.server.guest import LINGER_S, Guest
+from elastic_driver.rendezvous.server.peer_connection import LINGER_S, PeerConnection
 from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport, Turns
 from elastic_driver.system.local_socket import is_ours
 
@@ -47,7 +47,7 @@ _MOST_HELLO = 16 << 10
 _NOBODY = "nobody may authenticate here under this name"
 
 
-class Newcomer(Guest, asyncio.BufferedProtocol):
+class UnauthenticatedConnection(PeerConnection, asyncio.BufferedProtocol):
     """A peer that is not identified yet. Over TLS it is first the protocol below the TLS layer, then the one above.
 
     Args:
@@ -56,7 +56,7 @@ class Newcomer(Guest, asyncio.BufferedProtocol):
     """
 
     def __init__(self, service: Service, turns: Turns) -> None:
-        super().__init__(service.guests)
+        super().__init__(service.connections)
         self._service = service
         self._turns = turns
         self._transport: asyncio.Transport  # from connection_made() on
@@ -76,7 +76,7 @@ class Newcomer(Guest, asyncio.BufferedProtocol):
         self._since = self._loop.time()
         if self._shakes_hands:
             self._shakes_hands = self._is_plain_tcp = False
-            self._guests.met(self)
+            self._connections.met(self)
             return
         sock = transport.get_extra_info("socket")
         family = None if sock is None else sock.family
@@ -85,7 +85,7 @@ class Newcomer(Guest, asyncio.BufferedProtocol):
             self._deaf = True
             self._transport.abort()
             return
-        self._guests.arrived(self)
+        self._connections.arrived(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the shared buffer, cut to what a stranger may send at once."""
@@ -115,7 +115,7 @@ class Newcomer(Guest, asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove the connection."""
         self._deaf = True
-        self._guests.lost(self)
+        self._connections.lost(self)
 
     # --- TLS -------------------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Newcomer(Guest, asyncio.BufferedProtocol):
             self._refuse(_nobody_as(identity.role))
 
     def _send_challenge(self, request: Request, key: bytes) -> None:
-        self._guests.met(self)
+        self._connections.met(self)
         certificate = bytes.fromhex(self._service.certificate.fingerprint)
         self._challenge = Challenge(request, key, certificate, os.urandom(NONCE_BYTES))
         self._transport.write(self._challenge.message)
@@ -206,7 +206,7 @@ class Newcomer(Guest, asyncio.BufferedProtocol):
         """Hand the connection, with the bytes read so far, over to another protocol."""
         transport, data = self._transport, self._received
         self._deaf, self._received = True, b""
-        self._guests.lost(self)
+        self._connections.lost(self)
         transport.set_protocol(protocol)
         if not isinstance(transport, TlsTransport):
             # uvloop keeps reading into the buffer of a BufferedProtocol until it starts reading anew.

@@ -17,7 +17,7 @@ from elastic_driver.etcd.place import EtcdPlace
 
 
 @dataclass(frozen=True, slots=True)
-class DriverThere:
+class RegisteredDriver:
     """A driver, as far as it has registered itself yet.
 
     Attributes:
@@ -46,21 +46,21 @@ def driver_key(place: EtcdPlace) -> str:
     return f"{place.prefix}/driver"
 
 
-def encode(there: DriverThere) -> bytes:
+def encode(there: RegisteredDriver) -> bytes:
     """Return the key's value."""
-    return codec.encode(DriverThere, there)
+    return codec.encode(RegisteredDriver, there)
 
 
-def decode(value: bytes) -> DriverThere:
+def decode(value: bytes) -> RegisteredDriver:
     """Reverse :func:`encode`.
 
     Raises:
         CodecError: it was written by another program, or by another version.
     """
-    return codec.decode(DriverThere, value)
+    return codec.decode(RegisteredDriver, value)
 
 
-def driver_there(client: EtcdClient, place: EtcdPlace) -> DriverThere | None:
+def driver_there(client: EtcdClient, place: EtcdPlace) -> RegisteredDriver | None:
     """Return the driver that has the job now; None if there is none.
 
     Raises:
@@ -69,7 +69,7 @@ def driver_there(client: EtcdClient, place: EtcdPlace) -> DriverThere | None:
     return parse_driver(client.range(driver_key(place)).found)
 
 
-def parse_driver(found: Sequence[KeyValue]) -> DriverThere | None:
+def parse_driver(found: Sequence[KeyValue]) -> RegisteredDriver | None:
     """Parse what etcd has at that key; None for nothing.
 
     Raises:

@@ -1,7 +1,7 @@
 """A connection as the server sees it: what one peer may cost, and what all connections share.
 
-Owns the common part of a stranger's connection (:mod:`~elastic_driver.rendezvous.server.newcomer`) and one that carries
-HTTP (:mod:`~elastic_driver.rendezvous.server.connection`).
+Owns the common part of a stranger's connection (:mod:`~elastic_driver.rendezvous.server.unauthenticated`) and one that
+carries HTTP (:mod:`~elastic_driver.rendezvous.server.connection`).
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class ServerLimits:
     pipelined_bytes: int = 1 << 20
 
 
-class Guest(ABC, asyncio.BaseProtocol):
+class PeerConnection(ABC, asyncio.BaseProtocol):
     """One connection.
 
     Args:
-        guests: all connections.
+        connections: all connections.
     """
 
-    def __init__(self, guests: Register) -> None:
-        self._guests = guests
+    def __init__(self, connections: Register) -> None:
+        self._connections = connections
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._since = self._loop.time()  # start of the current wait (for a request, the rest of one, or to close)
@@ -83,7 +83,7 @@ class Guest(ABC, asyncio.BaseProtocol):
     def abort(self) -> None:
         """Cut the connection."""
         self._deaf = True
-        self._guests.left(self)
+        self._connections.left(self)
         if self._transport is not None:
             self._transport.abort()
 
@@ -114,19 +114,19 @@ class Guest(ABC, asyncio.BaseProtocol):
 class Register(Protocol):
     """All connections."""
 
-    def arrived(self, guest: Guest) -> None:
+    def arrived(self, connection: PeerConnection) -> None:
         """Add a connection."""
 
-    def met(self, guest: Guest) -> None:
+    def met(self, connection: PeerConnection) -> None:
         """Restart the time limit of a peer that has begun to authenticate."""
 
-    def trusted(self, guest: Guest, worker: WorkerId | None = None) -> None:
+    def trusted(self, connection: PeerConnection, worker: WorkerId | None = None) -> None:
         """Record that the peer is known: this worker, or no worker."""
 
-    def left(self, guest: Guest) -> None:
+    def left(self, connection: PeerConnection) -> None:
         """Record that the connection is closing or gone. May be called more than once."""
 
-    def lost(self, guest: Guest) -> None:
+    def lost(self, connection: PeerConnection) -> None:
         """Remove a connection that is gone."""
 
 

@@ -20,7 +20,7 @@ _END_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Undriven:
+class DriverlessJob:
     """A job with such agents here.
 
     Attributes:
@@ -52,7 +52,7 @@ def _of(agent: AgentHere) -> str:
     return f"{agent.host}: {counted(agent.workers, 'worker')}"
 
 
-def undriven_jobs(job_id: str, left: Collection[str]) -> list[Undriven]:
+def driverless_jobs(job_id: str, left: Collection[str]) -> list[DriverlessJob]:
     """Find such jobs of this user.
 
     Args:
@@ -68,10 +68,10 @@ def undriven_jobs(job_id: str, left: Collection[str]) -> list[Undriven]:
             alone.setdefault(agent.job, {})[path] = agent
     for known in (*(job.job_id for job in running_jobs()), *left):
         alone.pop(known, None)
-    return [Undriven(each, agents) for each, agents in alone.items()]
+    return [DriverlessJob(each, agents) for each, agents in alone.items()]
 
 
-def end_undriven(job: Undriven) -> tuple[bool, str]:
+def end_driverless(job: DriverlessJob) -> tuple[bool, str]:
     """Stop the job's agents here. Blocks until they have ended.
 
     Returns:
@@ -93,6 +93,6 @@ def end_here(journal: Path) -> str:
         A description of the result; "" if there are none.
     """
     ids = [file.job_id for file in left_jobs() if Path(file.journal) == journal.resolve()]
-    for job in (job for job_id in ids for job in undriven_jobs(job_id, ())):
-        return f"job {job.job_id}: {end_undriven(job)[1]}"
+    for job in (job for job_id in ids for job in driverless_jobs(job_id, ())):
+        return f"job {job.job_id}: {end_driverless(job)[1]}"
     return ""

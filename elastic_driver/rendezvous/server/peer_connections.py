@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.rendezvous.server.guest import Guest, ServerLimits
+from elastic_driver.rendezvous.server.peer_connection import PeerConnection, ServerLimits
 
 # Three connections for each of 4,096 workers, and a third as much again. Not more than that unless needed, although the
 # system may allow it: workers inherit the limit, and some programs loop over all of it.
@@ -28,7 +28,7 @@ _FEWEST = 16
 _FLUSH_S = 1.0
 
 
-class Guests:
+class PeerConnections:
     """All connections of a server.
 
     Args:
@@ -49,9 +49,9 @@ class Guests:
         self._on_worker_gone = on_worker_gone
         self._most = 0
         self._most_strangers = limits.strangers
-        self._all: set[Guest] = set()
-        self._strangers: dict[Guest, float] = {}  # with their arrival, oldest first
-        self._workers: dict[Guest, WorkerId] = {}  # connections of workers, if on_worker_gone is given
+        self._all: set[PeerConnection] = set()
+        self._strangers: dict[PeerConnection, float] = {}  # with their arrival, oldest first
+        self._workers: dict[PeerConnection, WorkerId] = {}  # connections of workers, if on_worker_gone is given
         self._number_of: Counter[WorkerId] = Counter()
         self._closing = False
         self._all_lost = asyncio.Event()  # set when closing and the last connection is lost
@@ -111,8 +111,8 @@ class Guests:
         self._closing = True
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for guest in tuple(self._all):
-            guest.say_goodbye("the driver has ended")
+        for connection in tuple(self._all):
+            connection.say_goodbye("the driver has ended")
 
     async def closed(self) -> None:
         """Block until all connections are gone; one that does not read its last answer is cut after a second."""
@@ -121,17 +121,17 @@ class Guests:
         try:
             await asyncio.wait_for(self._all_lost.wait(), _FLUSH_S)
         except TimeoutError:
-            for guest in tuple(self._all):
-                guest.abort()
+            for connection in tuple(self._all):
+                connection.abort()
             await self._all_lost.wait()
 
     # --- for connections -------------------------------------------------------------------------------------------
 
-    def arrived(self, guest: Guest) -> None:
+    def arrived(self, connection: PeerConnection) -> None:
         """Add a connection; cut strangers, or refuse it, if there is no room."""
-        self._all.add(guest)
+        self._all.add(connection)
         if self._closing:
-            guest.abort()
+            connection.abort()
             return
         now = asyncio.get_running_loop().time()
         if len(self._all) <= self._most:
@@ -139,38 +139,38 @@ class Guests:
         elif self._strangers:
             next(iter(self._strangers)).abort()  # at once: its descriptor is needed
         else:
-            guest.refuse(503, f"the driver has {self._most} connections already; try again")
+            connection.refuse(503, f"the driver has {self._most} connections already; try again")
             tell, self._on_full = self._on_full, None
             if tell is not None:
                 tell(
                     f"there is no room for more connections than {self._most}: workers that come now have "
                     "to wait until others go; raise the limit of open files (ulimit -Hn) before the next start"
                 )
-        self._strangers[guest] = now
+        self._strangers[connection] = now
 
-    def met(self, guest: Guest) -> None:
+    def met(self, connection: PeerConnection) -> None:
         """Restart the time limit of a peer that has begun to authenticate."""
-        if self._strangers.pop(guest, None) is not None:
-            self._strangers[guest] = asyncio.get_running_loop().time()
+        if self._strangers.pop(connection, None) is not None:
+            self._strangers[connection] = asyncio.get_running_loop().time()
 
-    def trusted(self, guest: Guest, worker: WorkerId | None = None) -> None:
+    def trusted(self, connection: PeerConnection, worker: WorkerId | None = None) -> None:
         """Record that the peer is known: this worker, or no worker."""
-        self._strangers.pop(guest, None)
-        if worker is not None and self._on_worker_gone is not None and guest not in self._workers:
-            self._workers[guest] = worker
+        self._strangers.pop(connection, None)
+        if worker is not None and self._on_worker_gone is not None and connection not in self._workers:
+            self._workers[connection] = worker
             self._number_of[worker] += 1
 
-    def left(self, guest: Guest) -> None:
+    def left(self, connection: PeerConnection) -> None:
         """Record that the connection is closing or gone. May be called more than once."""
-        self._strangers.pop(guest, None)
+        self._strangers.pop(connection, None)
 
-    def lost(self, guest: Guest) -> None:
+    def lost(self, connection: PeerConnection) -> None:
         """Remove a connection that is gone."""
-        self._strangers.pop(guest, None)
-        self._all.discard(guest)
+        self._strangers.pop(connection, None)
+        self._all.discard(connection)
         if self._closing and not self._all:
             self._all_lost.set()
-        worker = self._workers.pop(guest, None)
+        worker = self._workers.pop(connection, None)
         if worker is None or self._on_worker_gone is None:
             return
         self._number_of[worker] -= 1
@@ -191,8 +191,8 @@ class Guests:
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._cut_strangers(now, self._most_strangers)
-        for guest in tuple(self._all):
-            guest.check_time(now)
+        for connection in tuple(self._all):
+            connection.check_time(now)
         interval_s = min(1.0, self._limits.request_s / 4, self._limits.idle_s / 4)
         self._sweeper = loop.call_later(interval_s, self._sweep)
 

@@ -87,13 +87,13 @@ def _wrap(module: ModuleType) -> None:
     init = basics.init
 
     @functools.wraps(init)
-    def asks_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def init_hook(self: Any, *args: Any, **kwargs: Any) -> Any:
         if ENV_PORT in os.environ and not _is_initialized(self):
             _hurry_later()
             _take_place()
         return init(self, *args, **kwargs)
 
-    basics.init = asks_first
+    basics.init = init_hook
 
 
 def _is_initialized(basics: Any) -> bool:
