@@ -7,6 +7,7 @@ import importlib.util
 import sys
 import warnings
 
+from elastic_driver.errors import in_words
 from elastic_driver.system.mechanisms import MECHANISMS
 from elastic_driver.version import __version__
 
@@ -62,9 +63,13 @@ def _private_parts() -> list[str]:
 def _mechanisms() -> list[str]:
     """Return a line for each mechanism: whether it works here, and what is lost without it."""
     lines = []
-    for each in MECHANISMS:
-        why = each.why_not()
-        lines.append(_line(not why, each.name, f"{why}: {each.lost}"))
+    for mechanism in MECHANISMS:
+        try:
+            why = mechanism.why_not()
+        except OSError as error:
+            lines.append(_line(False, mechanism.name, f"cannot check this: {in_words(error)}"))
+        else:
+            lines.append(_line(not why, mechanism.name, f"{why}: {mechanism.lost}"))
     return lines
 
 

@@ -27,7 +27,7 @@ from elastic_driver.doctor.facts import UNLIMITED, Disk, HostFacts
 from elastic_driver.errors import in_words
 from elastic_driver.reporting.printable import without_home
 from elastic_driver.system.cgroups import memory_left, memory_limit
-from elastic_driver.system.mechanisms import missing
+from elastic_driver.system.mechanisms import MECHANISMS
 from elastic_driver.version import __version__
 from elastic_driver.worker.engine.native_loader import load
 
@@ -57,6 +57,7 @@ def facts_here(folders: Mapping[str, str]) -> HostFacts:
     """
     memory = psutil.virtual_memory()
     limit, left = memory_limit(), memory_left()
+    lacks, lacks_error = _lacks()
     gpus, driver, gpu_error = _in_time(_gpus, _silent_gpus())
     return HostFacts(
         package=__version__,
@@ -78,7 +79,8 @@ def facts_here(folders: Mapping[str, str]) -> HostFacts:
         memory_bytes=memory.total,
         available_bytes=memory.available if left is None else min(memory.available, left),
         cgroup_bytes=limit if limit is not None and limit < memory.total else UNLIMITED,
-        lacks=tuple(_lacks()),
+        lacks=lacks,
+        lacks_error=lacks_error,
     )
 
 
@@ -204,6 +206,15 @@ def _file_system(folder: Path) -> str:
     return ""
 
 
-def _lacks() -> list[str]:
-    """What this project uses of the kernel and cannot use here: what is lost without it, one line each."""
-    return [str(each) for each in missing() if each.mechanism.is_warned_of]
+def _lacks() -> tuple[tuple[str, ...], str]:
+    """Return what is lost without each mechanism of the kernel that is missing here, and why that is unknown."""
+    lacks: list[str] = []
+    for mechanism in MECHANISMS:
+        if mechanism.is_warned_of:
+            try:
+                why = mechanism.why_not()
+            except OSError as error:
+                return tuple(lacks), in_words(error)
+            if why:
+                lacks.append(f"{mechanism.name}: {why}: {mechanism.lost}")
+    return tuple(lacks), ""

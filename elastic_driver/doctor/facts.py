@@ -79,6 +79,7 @@ class HostFacts(Body):
         available_bytes: free memory, of the machine and in its cgroups.
         cgroup_bytes: the memory limit of the cgroup; UNLIMITED if none is below the machine's memory.
         lacks: features that the kernel, or the container, does not permit, and the consequences.
+        lacks_error: why not all of these could be checked; "" if they were.
         meeting: the results of the allreduces; None before.
         error: why this worker failed; "" if it did not.
     """
@@ -109,5 +110,6 @@ class HostFacts(Body):
     available_bytes: int = 0
     cgroup_bytes: int = UNLIMITED
     lacks: tuple[str, ...] = ()
+    lacks_error: str = ""
     meeting: Meeting | None = None
     error: str = ""

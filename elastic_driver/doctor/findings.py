@@ -179,6 +179,9 @@ def _of_host(host: str, facts: HostFacts) -> Iterator[Finding]:
         yield warns(f"its container may use {_gigabytes(facts.cgroup_bytes)} of memory", "raise the container's limit")
     for lack in facts.lacks:
         yield warns(lack, "allow it in the container's seccomp profile or the kernel's settings")
+    if facts.lacks_error:
+        advice = "raise the limit of open files (ulimit -n, limits.conf, or the container's --ulimit)"
+        yield warns(f"cannot check which features the kernel permits: {facts.lacks_error}", advice)
 
 
 def _limits(host: str, facts: HostFacts) -> Iterator[Finding]:

@@ -16,14 +16,13 @@ import os
 import pwd
 import re
 import shutil
-import struct
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elastic_driver.system.kernel import F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW
+from elastic_driver.system.kernel import F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW, lock_file
 from elastic_driver.system.safe_files import leads_to, make_private_folder, open_inside, put_text, why_not_private
 
 EVENTS, PAGE, FACTS = "events.jsonl", "page.json", "job.json"
@@ -40,8 +39,6 @@ _JOB_ID = re.compile(r"[0-9a-f]{16}")
 _MOST_FACTS = 1 << 20
 # Limit of a command, in characters: a shell's * may expand to megabytes. As JSON a character has at most six bytes.
 _MOST_COMMAND = 1 << 16
-_FLOCK = struct.Struct("hhqqi4x")
-"""A ``struct flock``: type, whence, start, length, process."""
 # A folder without events is just being created by a driver, or its driver was killed then.
 _MADE_S = 60.0
 # For disks without locks, and a job without an end: a driver writes its goodput each minute.
@@ -173,7 +170,7 @@ def open_job(history: Path, job_id: str) -> tuple[Path, int]:
         except FileNotFoundError:
             continue  # another driver has just deleted the folder
         with _unless_no_locks():
-            _lock(descriptor, F_OFD_SETLKW, fcntl.F_RDLCK)
+            lock_file(descriptor, F_OFD_SETLKW, fcntl.F_RDLCK)
         if leads_to(folder / EVENTS, descriptor):
             _remove_unfinished(descriptor, folder)
             return folder, descriptor
@@ -185,7 +182,7 @@ def _remove_unfinished(descriptor: int, folder: Path) -> None:
     """Remove half-written files of a driver that was killed, unless another driver lives, which may be writing."""
     found = [path for name in (PAGE, FACTS) for path in folder.glob(f".{name}.*.tmp")]
     with contextlib.suppress(OSError):  # no locks: the state is unknown
-        if found and _lock(descriptor, F_OFD_GETLK, fcntl.F_WRLCK) == fcntl.F_UNLCK:
+        if found and lock_file(descriptor, F_OFD_GETLK, fcntl.F_WRLCK) == fcntl.F_UNLCK:
             for path in found:
                 path.unlink(missing_ok=True)
 
@@ -303,21 +300,13 @@ def _removed(folder: Path) -> bool:
 def _is_free(descriptor: int, folder: Path, command: int) -> bool:
     """Return whether no driver holds the lock; with F_OFD_SETLK, also bar others from it until the file is closed."""
     try:
-        return _lock(descriptor, command, fcntl.F_WRLCK) in (fcntl.F_UNLCK, fcntl.F_WRLCK)
+        # Not flock, whose locks cannot be queried: taking one in order to check would look like a driver's.
+        return lock_file(descriptor, command, fcntl.F_WRLCK) in (fcntl.F_UNLCK, fcntl.F_WRLCK)
     except (BlockingIOError, PermissionError):
         return False
     except OSError:
         last, _ = _weighed(folder)
         return _facts_in(folder, last).ended is not None or time.time() - last > _SILENT_S
-
-
-def _lock(descriptor: int, command: int, kind: int) -> int:
-    """Lock a whole file while it is open, or return the conflicting lock (F_OFD_GETLK).
-
-    Unlike flock, such a lock can be queried; taking one in order to check would make this process look like a driver.
-    """
-    lock = fcntl.fcntl(descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
-    return int(_FLOCK.unpack(lock)[0])
 
 
 @contextlib.contextmanager

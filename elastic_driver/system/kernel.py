@@ -13,6 +13,7 @@ import fcntl
 import os
 import platform
 import signal
+import struct
 import threading
 from functools import cache
 
@@ -22,6 +23,8 @@ _MFD_CLOEXEC = 1
 F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW = (
     getattr(fcntl, name, number) for name, number in (("F_OFD_GETLK", 36), ("F_OFD_SETLK", 37), ("F_OFD_SETLKW", 38))
 )
+# A struct flock: type, whence, start, length, process.
+_FLOCK = struct.Struct("hhqqi4x")
 # Numbers of system calls, from the kernel's headers. From 424 on they are the same on all architectures.
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "ppc64le": 360, "s390x": 350}
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN, _PIDFD_GETFD = 424, 434, 438
@@ -100,11 +103,38 @@ def pidfd_getfd(process: int, descriptor: int) -> int:
     return _call(_PIDFD_GETFD, process, descriptor, 0)
 
 
+def check_pidfds() -> None:
+    """Raise OSError if the kernel has no pidfds (Linux 5.3), or denies this process opening or signaling by one."""
+    process = pidfd_open(os.getpid())
+    try:
+        pidfd_send_signal(process, 0)  # checks only whether it may be sent one
+    finally:
+        os.close(process)
+
+
+def lock_file(descriptor: int, command: int, kind: int) -> int:
+    """Lock a whole file while it is open (F_OFD_SETLK, F_OFD_SETLKW), or query the lock in the way (F_OFD_GETLK).
+
+    Args:
+        descriptor: of the file.
+        command: one of these three.
+        kind: F_RDLCK or F_WRLCK.
+
+    Returns:
+        The kind of the conflicting lock for F_OFD_GETLK, F_UNLCK if there is none; otherwise ``kind``.
+
+    Raises:
+        OSError: another open file has a conflicting lock, or the file system has no locks.
+    """
+    lock = fcntl.fcntl(descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
+    return int(_FLOCK.unpack(lock)[0])
+
+
 @cache
 def has_pidfds() -> bool:
-    """Return whether the kernel has pidfds (Linux 5.3), and permits them to this process."""
+    """Return whether :func:`check_pidfds` finds nothing wrong. A lack of free descriptors does not count."""
     try:
-        os.close(pidfd_open(os.getpid()))
+        check_pidfds()
     except OSError as error:
         return error.errno in (errno.EMFILE, errno.ENFILE)
     return True

@@ -2,13 +2,14 @@
 
 Owns the list of mechanisms, the kernel versions that introduced them, and the effects of their absence. ``elasticrun
 --check-build`` prints the table for this machine, ``elasticrun doctor`` reports the effects on each host, and
-docs/platforms.md explains them. Probes have no side effects.
+docs/platforms.md explains them. Probes have no lasting effects.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import platform
@@ -16,6 +17,8 @@ import re
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,16 +26,17 @@ from pathlib import Path
 
 from elastic_driver.errors import in_words
 from elastic_driver.system.cgroups import memory_files
-from elastic_driver.system.kernel import F_OFD_GETLK, memory_file, pidfd_getfd, pidfd_open, pidfd_send_signal
+from elastic_driver.system.kernel import F_OFD_GETLK, check_pidfds, lock_file, memory_file, pidfd_getfd, pidfd_open
 
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+_STATUS = Path("/proc/self/status")
 # linux/prctl.h
 _PR_GET_TID_ADDRESS = 40
 # The part of struct tcp_info that native/net/reach.cpp needs to notice silence: up to tcpi_notsent_bytes.
 _TCP_INFO_BYTES = 148
 _NETLINK_SOCK_DIAG = 4
-# The layout of struct flock: type, whence, start, length, process.
-_FLOCK = struct.Struct("hhqqi4x")
+# From linux/capability.h.
+_CAP_SYS_PTRACE = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,52 +59,40 @@ class Mechanism:
     is_warned_of: bool = False
 
     def why_not(self) -> str:
-        """Return why it cannot be used here; "" if it can."""
+        """Return why it cannot be used here; "" if it can.
+
+        Raises:
+            OSError: no descriptor is free, so the probe has no result.
+        """
         try:
             self.probe()
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
             return in_words(error)
         return ""
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """A mechanism that this process cannot use, and why."""
-
-    mechanism: Mechanism
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.mechanism.name}: {self.why}: {self.mechanism.lost}"
-
-
-def missing() -> Iterator[Missing]:
-    """Yield the mechanisms that this process cannot use, in the order of the table."""
-    for mechanism in MECHANISMS:
-        if why := mechanism.why_not():
-            yield Missing(mechanism, why)
-
-
-def _own_pidfd() -> None:
-    process = pidfd_open(os.getpid())
-    try:
-        pidfd_send_signal(process, 0)  # signal 0 only checks the permission
-    finally:
-        os.close(process)
 
 
 def _thread_pidfd() -> None:
     os.close(pidfd_open(threading.get_native_id(), os.O_EXCL))  # PIDFD_THREAD is O_EXCL by definition
 
 
+@contextlib.contextmanager
+def _child() -> Iterator[int]:
+    """Run a child of this user, as a worker is its agent's child, and yield its PID; it ends with the pipe it reads.
+
+    The probes of access to another process need one: Yama lets a process do anything to itself.
+    """
+    waits = [sys.executable, "-I", "-S", "-c", "import os; os.read(0, 1)"]
+    with subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
+        yield child.pid
+
+
 def _copied_descriptor() -> None:
-    with contextlib.ExitStack() as opened:
-        reader, writer = os.pipe()
-        opened.callback(os.close, reader)
-        opened.callback(os.close, writer)
-        process = pidfd_open(os.getpid())
+    with _child() as child, contextlib.ExitStack() as opened:
+        process = pidfd_open(child)
         opened.callback(os.close, process)
-        os.close(pidfd_getfd(process, reader))
+        os.close(pidfd_getfd(process, 0))
 
 
 def _memory_file() -> None:
@@ -129,8 +121,16 @@ def _yama() -> None:
     scope = ""
     with contextlib.suppress(OSError):
         scope = _PTRACE_SCOPE.read_text(errors="replace").strip()
-    if scope in ("2", "3"):
+    if scope == "3" or (scope == "2" and not _may_trace_all()):
         raise OSError(f"it is {scope}")
+
+
+def _may_trace_all() -> bool:
+    """Return whether this process has CAP_SYS_PTRACE, which Yama accepts at 2 (root usually has it)."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^CapEff:\s*([0-9a-f]+)", _STATUS.read_text(errors="replace"), re.M)
+        return found is not None and bool(int(found[1], 16) >> _CAP_SYS_PTRACE & 1)
+    return False
 
 
 def _signal_at_end() -> None:
@@ -152,7 +152,7 @@ def _proc() -> None:
 
 
 def _proc_syscall() -> None:
-    with open("/proc/self/syscall", "rb") as file:
+    with _child() as child, open(f"/proc/{child}/syscall", "rb") as file:
         file.read()
 
 
@@ -191,7 +191,7 @@ def _peer_credentials() -> None:
 
 def _looked_at_lock() -> None:
     with open("/proc/self/exe", "rb") as file:
-        fcntl.fcntl(file, F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+        lock_file(file.fileno(), F_OFD_GETLK, fcntl.F_RDLCK)
 
 
 def _sock_diag() -> None:
@@ -230,7 +230,7 @@ MECHANISMS = (
         "pidfd_open",
         "5.3",
         "the end of a process is noticed up to half a second later, and elasticrun stacks does not work",
-        _own_pidfd,
+        check_pidfds,
         is_warned_of=True,
     ),
     Mechanism(
