@@ -98,6 +98,8 @@ def enter(browser: Any, running: Service, job: ShownJob, *, may_act: bool = Fals
     link = f"{address(running)}/login?code={running.call(lambda: job.sessions.new_code(may_act=may_act))}"
     browser.get(link)
     until(browser, "the page is live", lambda: text(browser, "#live") == "live")
+    # The first frame is drawn only when the browser draws next.
+    until(browser, "the first frame is drawn", lambda: text(browser, "#explain") != "…")
     return link
 
 
