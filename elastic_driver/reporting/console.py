@@ -298,7 +298,7 @@ class Console:
         changes = len(summary.first) + summary.left_out + len(summary.last) - 1
         if self._level <= 1 and changes > 0:
             self._say_table(summary)
-            lost = f"{summary.lost_s:.2f} s lost in all" if summary.unknown < changes else ""
+            lost = f"{summary.lost_s:.2f} s lost in total" if summary.unknown < changes else ""
             if lost and summary.unknown:
                 lost = f"at least {lost}"
             self._say(f"{counted(changes, 'change')}{', ' if lost else ''}{lost}", "")
@@ -331,8 +331,8 @@ class Console:
         for row in (header, *first):
             say(row)
         if summary.left_out:
-            where = self._event_log or "written with --event-log FILE"
-            text = f"{summary.left_out} rounds more; the whole list is {'in ' if self._event_log else ''}{where}"
+            where = f"see {self._event_log}" if self._event_log else "use --event-log FILE"
+            text = f"{summary.left_out} more rounds; for all of them, {where}"
             say(("...", "", f"{summary.left_out_s:.2f} s", "", text))
         for row in last:
             say(row)
@@ -446,9 +446,8 @@ class Console:
             dropped, self._dropped = self._dropped, 0
             self._backlog += len(data)
         if dropped:
-            self._queue.put(
-                ("stderr", f"elasticrun: warning: {dropped} bytes of output dropped: nobody read them\n".encode())
-            )
+            warning = f"elasticrun: warning: {dropped} bytes of output dropped: the reader cannot keep up\n"
+            self._queue.put(("stderr", warning.encode()))
         self._queue.put((stream, data))
 
     def _write_all(self) -> None:

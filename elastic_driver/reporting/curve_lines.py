@@ -73,9 +73,9 @@ class Curve:
 def curves_of(story: Story) -> tuple[list[Curve], int]:
     """Return the curves in order, and the number of further figures of the training."""
     found = [
-        *_known("steps/s", "a second", story, lambda one: one.steps_per_s, shown),
+        *_known("steps/s", "", story, lambda one: one.steps_per_s, shown),
         *_known("waiting", "of the workers' time", story, lambda one: one.waiting, _percent, high=1.0),
-        *_known("processor", "processors", story, lambda one: one.cpu, shown),
+        *_known("CPU", "cores busy", story, lambda one: one.cpu, shown),
         *_known("memory", "of all workers", story, lambda one: one.memory_bytes, _size),
         *_known("GPU", "busy", story, lambda one: one.gpu, _percent, high=1.0),
         *_known("GPU memory", "of all GPUs", story, lambda one: one.gpu_memory_bytes, _size),

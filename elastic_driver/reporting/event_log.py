@@ -83,7 +83,7 @@ class EventWriter:
     def _put(self, work: Callable[[], object], size: int) -> None:
         if self._writer is not None and not self._writer.put(work, size) and not self._late:
             self._late = True
-            self._on_warning(f"{self._what} lacks events: the disk cannot keep up")
+            self._on_warning(f"{self._what} is missing events: the disk cannot keep up")
 
     def _append(self, data: bytes, event: str = "") -> None:
         """Write a line in a single call, so that it is never torn. In the writer's thread."""

@@ -92,7 +92,7 @@ class MetricsPage:
             if not self._has_failed:
                 self._has_failed = True
                 self._warn(f"cannot render /metrics (the job is unaffected): {type(error).__name__}: {error}")
-            return WebAnswer(500, f"the driver cannot answer this: {type(error).__name__}: {error}\n".encode())
+            return WebAnswer(500, f"the driver cannot answer this request: {type(error).__name__}: {error}\n".encode())
 
 
 class _Levels:

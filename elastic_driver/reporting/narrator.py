@@ -114,7 +114,7 @@ class Narrator:
                 if joined:
                     console.line(f"host {host} joins with {counted(joined, 'slot')}, from {address}")
                 else:
-                    console.detail(f"host {host} is ready: its agent came from {address}")
+                    console.detail(f"host {host} is ready: its agent connected from {address}")
             case HostUnready(host, reason, permanent):
                 again = "" if permanent else "; retrying"
                 console.warning(f"host {host} is not ready: {reason}{again}")
@@ -125,7 +125,7 @@ class Narrator:
                 for text in slow:
                     console.warning(text)
             case ProcessStarted(worker, pid, again):
-                console.detail(f"worker {worker} {'goes on' if again else 'started'} (pid {pid})")
+                console.detail(f"worker {worker} {'continues' if again else 'started'} (pid {pid})")
             case Warmed(pid, took_s):
                 console.detail(f"forking workers from process {pid} from now on (warmed up in {took_s:.1f} s)")
             case ProcessDying(worker, pid, how):

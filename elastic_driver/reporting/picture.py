@@ -66,7 +66,7 @@ def duration(seconds: float) -> str:
 
 
 def cells_of(each: Round, *, is_first: bool) -> tuple[str, ...]:
-    """Return a row of the table of changes: round, when, workers, time lost, done again, from commit, cause."""
+    """Return a row of the table of changes: round, when, workers, time lost, recomputed, from commit, cause."""
     change = str(each.size) if not each.old_size else f"{each.old_size} → {each.size}"
     lost = "-" if is_first else "unknown" if each.took_s is None else duration(each.took_s)
     again = "-" if is_first else "unknown" if each.lost_s is None else duration(each.lost_s) if each.lost_s else "0"
@@ -74,7 +74,7 @@ def cells_of(each: Round, *, is_first: bool) -> tuple[str, ...]:
     return str(each.round_id), clock(each.at), change, lost, again, commit, each.cause
 
 
-HEADS = ("round", "at", "workers", "time lost", "done again", "from commit", "cause")
+HEADS = ("round", "at", "workers", "time lost", "recomputed", "from commit", "cause")
 
 
 def clock(seconds: float) -> str:
@@ -237,7 +237,7 @@ class _Picture:
                 if width * share > _LETTER * len(name) + 10:
                     self.parts.append(label(x + 5, self.y + 15, name, f"on-{category}"))
                 x += width * share
-            figure = "not known" if spent_s is None else f"{duration(spent_s)} ({100 * share:.1f} %)"
+            figure = "unknown" if spent_s is None else f"{duration(spent_s)} ({100 * share:.1f} %)"
             times = f", {self.story.resets} time{'' if self.story.resets == 1 else 's'}" if self.story.resets else ""
             count = times if category is Category.RESET else ""
             text = f"{name} {figure}{count}"
@@ -289,7 +289,7 @@ class _Picture:
         for curve in curves:
             self._curve(curve)
         if more:
-            self.notes.append(f"{more} figures more that the training reported are not drawn")
+            self.notes.append(f"{more} more figures reported by the training are not drawn")
 
     def _curve(self, curve: Curve) -> None:
         layout, height = self.layout, 44.0
@@ -373,9 +373,10 @@ class _Picture:
             }
         used = {host: slots for host, slots in places.items() if slots}
         shown = dict(list(used.items())[:_MOST_ROWS])
-        self.notes.append(f"the workers of a host share a row: {sum(map(len, places.values()))} places are too many")
+        slots_in_all = sum(map(len, places.values()))
+        self.notes.append(f"the workers of a host share a row: {slots_in_all} slots are too many for a row each")
         if len(shown) < len(used):
-            self.notes.append(f"{len(used) - len(shown)} hosts more are not drawn")
+            self.notes.append(f"{len(used) - len(shown)} more hosts are not drawn")
         return {
             host: [_Row(host, [life for lives in slots.values() for life in lives])] for host, slots in shown.items()
         }
@@ -418,7 +419,7 @@ class _Picture:
             crosses += self._crosses(marks.get(host, []), top, self.y, _MOST_MARKS - crosses)
             self.y += gap
         if unlabelled:
-            self.notes.append(f"{unlabelled} hosts have no room for their names; point at a row")
+            self.notes.append(f"{unlabelled} hosts have no room for their names; hover over a row to see it")
         self.y += 2
 
     def _host_above(self, host: str, height: float) -> bool:
@@ -509,7 +510,7 @@ class _Picture:
                 drawn.append(label(x + 3, top + 10, str(each.round_id), "d n"))
                 last_number = x
         if left_out:
-            self.notes.append(f"{left_out} rounds have no line of their own: they follow others within a few pixels")
+            self.notes.append(f"{left_out} rounds have no line of their own: they are too close to others")
         # Behind all parts with tooltips.
         self.parts[self._first_of_timeline : self._first_of_timeline] = drawn
 
@@ -539,7 +540,7 @@ class _Picture:
         for index, each in enumerate((*first, *last)):
             if left_out and index == len(first):
                 self.y += 18
-                self.parts.append(label(16, self.y, f"… {left_out} rounds more: elasticrun report EVENTS.jsonl", "d"))
+                self.parts.append(label(16, self.y, f"… {left_out} more rounds: elasticrun report EVENTS.jsonl", "d"))
             self.y += 18
             for x, cell in zip(columns, cells_of(each, is_first=each is rounds[0]), strict=True):
                 self.parts.append(label(x, self.y, cell, longest=108))
@@ -554,22 +555,22 @@ class _Picture:
         first, left_out, last = kept(rounds, _TABLE_FIRST, _TABLE_LAST)
         for index, each in enumerate((*first, *last)):
             if left_out and index == len(first):
-                self._words(f"… {left_out} rounds more: elasticrun report EVENTS.jsonl", "d")
+                self._words(f"… {left_out} more rounds: elasticrun report EVENTS.jsonl", "d")
             number_of, at, size, lost, again, commit, cause = cells_of(each, is_first=each is rounds[0])
             self.y += 4
             self._words(f"round {number_of} at {at}: {size} workers", "s", size=1.15)
             if each is not rounds[0]:
-                self._words(f"time lost {lost}, done again {again}, from commit {commit}", "d", height=16)
+                self._words(f"time lost {lost}, recomputed {again}, from commit {commit}", "d", height=16)
             self._words(cause, height=16)
         self.y += 10
 
     def _footnotes(self) -> None:
         story, notes = self.story, list(self.notes)
         if self.unmarked:
-            notes.append(f"{self.unmarked} deaths and stalls of workers have no mark")
+            notes.append(f"{self.unmarked} failures and stalls of workers are not marked")
         if self.merged:
             least = "half a pixel" if self.least == _HALF_PIXEL else f"{self.least:g} pixels"
-            notes.append(f"{self.merged} pieces narrower than {least} are drawn as part of those beside them")
+            notes.append(f"{self.merged} pieces narrower than {least} are merged with their neighbors")
         if story.cut_at is not None:
             notes.append(f"from {clock(story.cut_at)} on: {story.cut}")
         if story.skipped:
@@ -623,7 +624,7 @@ def page(story: Story) -> str:
     rows = []
     for index, each in enumerate((*first, *last)):
         if left_out and index == len(first):
-            rows.append(f'<tr><td colspan="{len(HEADS)}">… {left_out} rounds more</td></tr>')
+            rows.append(f'<tr><td colspan="{len(HEADS)}">… {left_out} more rounds</td></tr>')
         cells = cells_of(each, is_first=each is story.rounds[0])
         row = "".join(f'<td data-label="{head}">{text_of(cell)}</td>' for head, cell in zip(HEADS, cells, strict=True))
         rows.append(f"<tr>{row}</tr>")
@@ -640,13 +641,14 @@ def page(story: Story) -> str:
         "overflow-wrap:break-word}td:last-child{overflow-wrap:anywhere}"
         "svg{max-width:100%;height:auto}table{border-collapse:collapse;margin:8px 16px 24px}"
         "td,th{text-align:left;padding:3px 12px 3px 0;border-bottom:1px solid var(--line);vertical-align:top}"
-        "h1,h2{font-size:16px;margin:16px}h1{font-size:20px}td:nth-child(-n+6){white-space:nowrap}"
+        "h1,h2{font-size:16px;margin:16px}h1{font-size:20px}th,td:nth-child(-n+6){white-space:nowrap}"
         ".sr{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}"
         f"{_one_of_two('block')}@media {_IS_NARROW}{{svg{{width:100%}}"
         ".changes,.changes tbody,.changes tr{display:block}.changes thead{display:none}"
         ".changes tr{border-bottom:1px solid var(--line);padding:6px 0}"
         ".changes td{display:inline-block;border:0;padding:1px 12px 1px 0}.changes td:last-child{display:block}"
-        ".changes td::before{content:attr(data-label) ' ';color:var(--dim);font-size:12px}table{margin:8px 12px 24px}}"
+        ".changes td::before{content:attr(data-label) ' ';color:var(--dim);font-size:12px}"
+        "h2{margin:16px 12px}table{margin:8px 12px 24px}}"
     )
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     alternative = text_of(f"Timeline of job {story.job_id}: {ending_of(story)}")

@@ -37,7 +37,8 @@ def of_takeover(taken: TookOver) -> str:
     else:
         workers = counted(taken.workers, "worker")
         hosts = counted(taken.hosts, "host")
-        did = "kept training, no step is lost" if taken.trained else "are there" if taken.workers > 1 else "is there"
+        present = "are still running" if taken.workers > 1 else "is still running"
+        did = "kept training, no step is lost" if taken.trained else present
         left = f"{workers} on {hosts} {did}"
     return f"took over: no driver for {taken.away_s:.1f} s; {left}"
 
@@ -47,7 +48,7 @@ def of_stall(stood_s: float, waits_for: Sequence[WorkerId]) -> str:
     named = ", ".join(map(str, waits_for[:_NAMED]))
     more = f" and {len(waits_for) - _NAMED} more" if len(waits_for) > _NAMED else ""
     who = f", waiting for worker{'s' if len(waits_for) > 1 else ''} {named}{more}" if waits_for else ""
-    return f"stalled for {stood_s:.1f} s: no worker steps{who}"
+    return f"stalled for {stood_s:.1f} s: no worker completes a step{who}"
 
 
 def of_suspicion(suspected: WorkerSuspected) -> str:

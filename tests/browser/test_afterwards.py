@@ -49,8 +49,8 @@ def recorded(job: ShownJob) -> dict[str, Any]:
     return {"version": 1, "frame": json.loads(job.feed.state()), "outputs": {"node000[0]#0": ["last words", HOSTILE]}}
 
 
-def show_output(browser: Any, key: str) -> str:
-    browser.find_element("css selector", f'#ended [aria-label="Last output of worker {key}"]').click()
+def show_output(browser: Any, worker: str) -> str:
+    browser.find_element("css selector", f'#ended [aria-label="Last output of worker {worker}"]').click()
     until(browser, "its output", lambda: text(browser, "#shown-text") not in ("", "…"))
     said = text(browser, "#shown-text")
     browser.find_element("id", "shown-close").click()
@@ -66,7 +66,7 @@ def test_an_open_page_keeps_what_it_has_and_says_how_to_come_back(
     until(browser, "its figures", lambda: tiles(browser).get("Workers") == "4")
     running.call(lambda: end(job))
     running.call(lambda: job.feed.close({"node000[0]#0": ["last words", HOSTILE]}))
-    until(browser, "the driver's end", lambda: "To come back" in text(browser, "#banner"))
+    until(browser, "the driver's end", lambda: "To open it again" in text(browser, "#banner"))
     assert text(browser, "#banner").endswith(f"elasticrun page {JOB}")
     assert text(browser, "#phase") == "finished"
     shown = tiles(browser)
@@ -75,9 +75,9 @@ def test_an_open_page_keeps_what_it_has_and_says_how_to_come_back(
     assert "loss" in text(browser, "#curves")
     rows = text(browser, "#ended").split("\n")
     assert sum("exited with code 0" in row for row in rows) == 3
-    assert any("node000[0]#0" in row and "killed by SIGKILL" in row for row in rows)
-    assert show_output(browser, "node000[0]#0").startswith("last words\n</script><img")
-    assert "cannot be asked" in show_output(browser, "node001[1]#0")
+    assert any("node000[0]" in row and "killed by SIGKILL" in row for row in rows)
+    assert show_output(browser, "node000[0]").startswith("last words\n</script><img")
+    assert "no longer available" in show_output(browser, "node001[1]")
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
@@ -104,8 +104,8 @@ def test_its_page_in_a_file_needs_no_driver_and_loads_nothing(
         assert tiles(browser)["Workers"] == "4"
         until(browser, "its curves", lambda: "0.05" in text(browser, "#curves"))
         assert browser.execute_script("return document.querySelectorAll('#ended tr.worker').length") == 4
-        assert show_output(browser, "node000[0]#0").startswith("last words\n</script><img")
-        assert show_output(browser, "node001[1]#0") == "Nothing of its output was kept."
+        assert show_output(browser, "node000[0]").startswith("last words\n</script><img")
+        assert show_output(browser, "node001[1]") == "The output of this worker was not kept."
         assert not browser.find_element("id", "logout").is_displayed()
         assert browser.execute_script("return document.querySelectorAll('img').length") == 0
         assert "taken" not in browser.title
@@ -122,7 +122,7 @@ def test_of_a_driver_that_was_killed_it_says_so(
     file.write_text(recorded_page(running.call(lambda: recorded(job))), "utf-8")
     browser.get(file.as_uri())
     until(browser, "the page", lambda: text(browser, "#live") == "recorded")
-    assert "No end of this job is recorded: its driver was killed." in text(browser, "#banner")
+    assert "The end of this job was not recorded: its driver was killed." in text(browser, "#banner")
     assert text(browser, "#phase") == "was running"
     assert text(browser, "#fleet").count("rank ") == 4
 

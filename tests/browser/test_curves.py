@@ -80,7 +80,7 @@ def test_each_series_has_a_curve_with_a_gap_where_nobody_knew(browser: Any, serv
     complaints(browser)
     enter(browser, running, job)
     until(browser, "the curves", lambda: len(panels(browser)) == 5)
-    assert [name.split()[0] for name in panels(browser)] == ["Steps/s", "Waiting", "Processor", "Memory", "loss"]
+    assert [name.split()[0] for name in panels(browser)] == ["Steps/s", "Waiting", "CPU", "Memory", "loss"]
     assert panels(browser)[1] == "Waiting of the workers' time 25 %"
     assert panels(browser)[3] == "Memory of all workers 3 GB"
     assert [path(browser, name).count("M") for name in ("steps_per_s", "waiting", "figure loss")] == [2, 1, 2]
@@ -99,7 +99,7 @@ def test_points_come_one_by_one_and_a_figure_that_is_new_has_none_before(
     show_curves(browser, service)
     running.call(lambda: job.curves.add(job.clock(), Sampled(steps_per_s=33.0, figures={"accuracy": 0.875})))
     until(browser, "the new figure", lambda: len(panels(browser)) == 6)
-    assert panels(browser)[0] == "Steps/s a second 33"
+    assert panels(browser)[0] == "Steps/s 33"
     assert panels(browser)[5] == "accuracy 0.875"
     assert browser.execute_script("return curves.t.length === curves.series.get('figure accuracy').length")
     assert browser.execute_script("return curves.series.get('figure accuracy').filter(x => x !== null).length") == 1
@@ -134,7 +134,7 @@ def test_the_cross_is_moved_by_mouse_touch_and_keys_and_read_aloud(
     until(browser, "the next one", lambda: "loss 1.98" in spoken(browser))
     assert "Memory 3 GB" in spoken(browser)
     slider.send_keys(*[Keys.ARROW_RIGHT] * 24)
-    until(browser, "a time of which nobody knew", lambda: "Steps/s not known" in spoken(browser))
+    until(browser, "a time of which nobody knew", lambda: "Steps/s no data" in spoken(browser))
     slider.send_keys(Keys.ESCAPE)
     until(browser, "no cross", lambda: (text(browser, "#cross-time"), hairs(browser)) == ("now", 0))
 
@@ -157,7 +157,18 @@ def test_each_word_is_explained_by_hovering_focus_and_touch_and_nothing_moves(
     show_curves(browser, service)
     words = browser.find_elements("css selector", "button.word")
     told = {word.text: browser.find_element("id", word.get_attribute("aria-describedby")) for word in words}
-    headings = {"Workers", "Goodput", "Resets", "Timeline", "Curves", "Phase", "Waits", "Story", "loss", "done again"}
+    headings = {
+        "Workers",
+        "Goodput",
+        "Resets",
+        "Timeline",
+        "Curves",
+        "Phase",
+        "Restarts",
+        "Events",
+        "loss",
+        "recomputed",
+    }
     assert headings <= told.keys()
     assert all(each.get_attribute("textContent") for each in told.values())
 
@@ -179,12 +190,12 @@ def test_each_word_is_explained_by_hovering_focus_and_touch_and_nothing_moves(
     ActionChains(browser).send_keys(Keys.ESCAPE).perform()
     until(browser, "nothing", lambda: shown() == "")
     browser.execute_script("arguments[0].focus()", word("Resets"))
-    until(browser, "by focus", lambda: "interrupted for another round" in shown())
+    until(browser, "by focus", lambda: "interrupted to form another round" in shown())
     ActionChains(browser).send_keys(Keys.TAB).perform()
-    until(browser, "the next word", lambda: "driver started" in shown())
+    until(browser, "the next word", lambda: "since the job started" in shown())
     size(browser, 390)
-    word("Story").click()
-    until(browser, "by a touch", lambda: "the latest first" in shown())
+    word("Events").click()
+    until(browser, "by a touch", lambda: "newest first" in shown())
     edges = browser.execute_script("const r = $('help').getBoundingClientRect(); return [r.left, r.right]")
     assert 0 <= edges[0] < edges[1] <= 390
 

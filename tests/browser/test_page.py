@@ -42,7 +42,7 @@ def test_it_is_shown_changes_by_itself_and_the_link_is_good_once(
     assert "killed by SIGKILL" in text(browser, "#warns")
     browser.delete_all_cookies()
     browser.get(link)
-    assert "was used already" in text(browser)
+    assert "has already been used" in text(browser)
     browser.get(address(running))
     assert "Not logged in" in text(browser)
     assert "node000" not in browser.page_source
@@ -58,7 +58,7 @@ def test_what_others_write_is_text(browser: Any, service: tuple[Service, ShownJo
     enter(browser, running, job)
     assert text(browser, "#explain") == bad
     until(browser, "the host", lambda: bad in text(browser, "#fleet"))
-    browser.find_element("css selector", '[aria-label="Output of worker node000[0]#0"]').click()
+    browser.find_element("css selector", '[aria-label="Output of worker node000[0]"]').click()
     until(browser, "the output", lambda: bad in text(browser, "#shown-text"))
     assert text(browser, "#shown-text").startswith("red\n")
     assert browser.execute_script("return document.querySelectorAll('img, script').length") == 1
@@ -148,7 +148,7 @@ def test_a_job_that_is_stopped_goes_on_and_ends(browser: Any, tmp_path: Path) ->
         until(browser, "two workers", lambda: text(browser, "#fleet").count("rank ") == 2)
         os.kill(job.process.pid, signal.SIGSTOP)
         try:
-            until(browser, "the silence", lambda: "Nothing is heard" in text(browser, "#banner"))
+            until(browser, "the silence", lambda: "No data from the driver" in text(browser, "#banner"))
             assert text(browser, "#fleet").count("rank ") == 2
         finally:
             os.kill(job.process.pid, signal.SIGCONT)
@@ -157,7 +157,7 @@ def test_a_job_that_is_stopped_goes_on_and_ends(browser: Any, tmp_path: Path) ->
         os.kill(pid, signal.SIGKILL)
         until(browser, "the loss", lambda: text(browser, "#fleet").count("rank ") == 1)
         job.process.send_signal(signal.SIGTERM)
-        until(browser, "its end", lambda: "the last state" in text(browser, "#banner"))
+        until(browser, "its end", lambda: "the last known state" in text(browser, "#banner"))
         until(browser, "how it ended", lambda: "failed (143)" in text(browser, "#phase"))
         assert link.stdout.split("code=")[1][:20] not in job.event_log.read_text() + job.said()
 
@@ -206,7 +206,7 @@ def test_an_operator_asks_for_stacks_drains_undoes_and_ends_a_real_job(browser: 
         browser.find_element("id", "end").click()
         until(browser, "a question", lambda: text(browser, "#ask-yes") == "End the job")
         browser.find_element("id", "ask-yes").click()
-        until(browser, "its end", lambda: "the last state" in text(browser, "#banner"))
+        until(browser, "its end", lambda: "the last known state" in text(browser, "#banner"))
         assert not browser.find_element("id", "end").is_displayed()
         assert job.wait() == 143
 
@@ -233,7 +233,7 @@ def test_the_file_that_page_open_writes_logs_the_browser_in_once(browser: Any, t
         assert "code" not in browser.current_url
         browser.delete_all_cookies()
         browser.get(url)
-        until(browser, "it is good once", lambda: "was used already" in text(browser))
+        until(browser, "it is good once", lambda: "has already been used" in text(browser))
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)])
@@ -288,7 +288,7 @@ def test_a_job_that_has_failed_keeps_what_there_is_to_say_of_it(browser: Any, tm
         until(browser, "commits and steps", has_trained)
         when.touch()
         assert job.wait() == 1
-        until(browser, "its end", lambda: "the last state" in text(browser, "#banner"))
+        until(browser, "its end", lambda: "the last known state" in text(browser, "#banner"))
     assert has_trained()
     assert "failed first" in text(browser, "#h-failure")
     assert "a bug in the training script" in text(browser, "#failure-text")
@@ -339,10 +339,10 @@ def test_a_lost_connection_is_told_and_what_was_missed_is_shown(
         browser.get(f"https://127.0.0.1:{relay.port}/login?code={code}")
         until(browser, "the page is live", lambda: text(browser, "#live") == "live")
         relay.silence()
-        until(browser, "the silence", lambda: "Nothing is heard" in text(browser, "#banner"))
+        until(browser, "the silence", lambda: "No data from the driver" in text(browser, "#banner"))
         running.call(lambda: job.lose_host("node001"))
         relay.cut()
-        until(browser, "the loss", lambda: "cannot be reached" in text(browser, "#banner"))
+        until(browser, "the loss", lambda: "Cannot reach" in text(browser, "#banner"))
         assert text(browser, "#live") == "connecting"
         assert text(browser, "#explain") == "round 1 runs with 4 workers"  # what it has stays
         relay.mend()
@@ -366,7 +366,7 @@ def test_another_driver_at_the_same_port_is_not_taken_for_the_first(
             relay.cut()
             relay.lead_to(other.port)
             relay.mend()
-            until(browser, "it is said", lambda: "not logged in any more" in text(browser, "#banner"))
+            until(browser, "it is said", lambda: "no longer logged in" in text(browser, "#banner"))
             assert text(browser, "#explain") == "round 1 runs with 4 workers"
 
 
@@ -380,7 +380,7 @@ def test_the_page_shows_who_is_slow_and_who_is_suspected(browser: Any, service: 
     until(browser, "who is slow", lambda: "training (slow)" in text(browser, "#fleet"))
     assert "training (suspected)" in text(browser, "#fleet")
     # When it is ended, and whether, is not known from this: it is told where it is.
-    wanted = f"Worker {job.workers[3].key} (rank 3) may hang: has done no step (suspected after 60 s)"
+    wanted = f"Worker {job.workers[3]} (rank 3) may hang: has done no step (suspected after 60 s)"
     assert text(browser, "#suspects") == wanted
     assert "is slow" in text(browser, "#warns")
     running.call(lambda: job.feed.hear(JobEnded(0, "all workers ended with 0", Summary())))

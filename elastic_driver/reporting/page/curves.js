@@ -6,11 +6,11 @@ function number(x) {
   if (size >= 1e6 || size < 1e-3) return Number(x.toPrecision(3)).toExponential().replace("e+", "e");
   return String(+x.toPrecision(4));
 }
-// Title, word of the help, unit, how a value is shown, where the axis ends if that is known, whether these are bytes.
+// Title, key of the help, unit, formatter of values, end of the axis if it is fixed, whether the values are bytes.
 const SERIES = {
-  steps_per_s: ["Steps/s", "steps per second", "a second", number],
+  steps_per_s: ["Steps/s", "training steps", "", number],
   waiting: ["Waiting", "waiting", "of the workers' time", percent, 1],
-  cpu: ["Processor", "processor", "processors", number],
+  cpu: ["CPU", "processor", "cores busy", number],
   memory_mb: ["Memory", "memory", "of all workers", bytes, null, true],
   gpu: ["GPU", "gpu", "busy", percent, 1],
   gpu_memory_mb: ["GPU memory", "gpu memory", "of all GPUs", bytes, null, true],
@@ -20,7 +20,7 @@ let curves = { t: [], series: new Map() }, cross = null, areAllShown = false;
 const panels = new Map(), inView = new Set();
 const plain = v => typeof v === "number" && isFinite(v) && Math.abs(v) < 1e300 ? v : null;
 
-// What the training itself reports has names of its own; they are told from ours by what stands before them.
+// Figures that the training reports have names of its own choice: a prefix keeps them apart from ours.
 function seriesOf(data) {
   const found = new Map(), known = data.series || {};
   for (const name of Object.keys(SERIES)) if (Array.isArray(known[name])) found.set(name, known[name]);
@@ -42,7 +42,7 @@ function addPoints(data) {
     for (let i = 0; i < t.length; i++) values.push(plain(fresh[i]));
   }
   if (curves.t.length > MOST_POINTS) {
-    // A page that is open for weeks: of the older half every other point goes.
+    // For a page that is open for weeks: drop every other point of the older half.
     const half = curves.t.length >> 1, stays = (_, i) => i >= half || i % 2 === 0;
     curves.t = curves.t.filter(stays);
     for (const [name, values] of curves.series) curves.series.set(name, values.filter(stays));
@@ -54,7 +54,7 @@ function lastOf(name) {
   return null;
 }
 function indexOf(time) {
-  // Of the point that is nearest.
+  // Returns the index of the nearest point.
   const { t } = curves;
   let low = 0, high = t.length - 1;
   while (low < high) { const middle = (low + high) >> 1; t[middle] < time ? low = middle + 1 : high = middle; }
@@ -67,7 +67,7 @@ function ticks(low, high, most) {
   return found;
 }
 
-// Which times are shown, and where the point of the cross is among them.
+// The times that are shown, and the index of the point under the cross.
 const view = { t0: 0, t1: 1, first: 0, last: -1 };
 function renderCurves(t0, t1) {
   const named = [...curves.series.keys()], own = named.filter(name => name.startsWith("figure ")), { t } = curves;
@@ -83,8 +83,8 @@ function renderCurves(t0, t1) {
     if (box.children[i] !== panel.box) box.insertBefore(panel.box, box.children[i] || null);
   });
   $("curves-more").hidden = own.length <= FEW_FIGURES;
-  put($("curves-all"), areAllShown ? "Show fewer" : "Show all " + own.length + " figures of the training");
-  // Asked before anything is drawn: else the browser lays the page out for each.
+  put($("curves-all"), areAllShown ? "Show fewer" : "Show all " + own.length + " reported figures");
+  // Read before anything is drawn: else the browser lays out the page once for each panel.
   for (const panel of inView) panel.width = panel.chart.clientWidth || 300;
   for (const panel of inView) drawPanel(panel);
   renderCross();
@@ -140,7 +140,7 @@ function drawPanel(panel) {
   const every = step(t1 - t0, Math.max(2, (width - LEFT) / 90)), zone = new Date().getTimezoneOffset() * 60;
   for (let at = Math.ceil((t0 - zone) / every) * every + zone, n = 0; at <= t1 && n < 400; at += every, n++)
     if (x(at) < width - 24) nodes.push(label(Math.max(LEFT + 16, x(at)), TALL - 4, shortClock(at, every), { "text-anchor": "middle" }));
-  // Behind the curve, as the timeline has them: when the job stood still, and where rounds began.
+  // Behind the curve, as in the timeline: the times without training, and the starts of rounds.
   for (const [from, to, kind] of standing) if (to >= t0 && from <= t1)
     inner.push(draw("rect", { class: "band " + kind, x: x(Math.max(from, t0)) - LEFT, y: 0, width: Math.max(1, x(Math.min(to, t1)) - x(Math.max(from, t0))), height: TALL - TOP - BOTTOM }));
   let before = -9;
@@ -153,11 +153,11 @@ function drawPanel(panel) {
   plot.append(...inner);
   chart.setAttribute("viewBox", `0 0 ${width} ${TALL}`);
   chart.setAttribute("aria-label", clean(panel.title) + " from " + clock(t0) + " to " + clock(t1) + ": "
-    + (any ? "between " + panel.show(least) + " and " + panel.show(most) : "not known"));
+    + (any ? "between " + panel.show(least) + " and " + panel.show(most) : "no data"));
   chart.replaceChildren(...nodes, plot, panel.hair);
 }
 function lineOf(values, first, last, x, y) {
-  // Of points that share a pixel: the first, the last, the lowest and the highest.
+  // Of the points that share a pixel column, keep the first, the last, the lowest and the highest.
   const parts = [];
   let pen = false, column = null, from = 0, low = 0, high = 0, end = 0, alone = false;
   const put = i => { const at = x(i).toFixed(1) + " " + y(values[i]).toFixed(1); parts.push((pen ? "L" : "M") + at); alone = !pen; pen = true; };
@@ -193,13 +193,13 @@ function renderCross() {
   for (const panel of inView) drawCross(panel);
   for (const panel of panels.values()) if (said.length < 8) said.push(clean(panel.title) + " " + valueOf(panel));
   slider.setAttribute("aria-valuetext", named + ": " + said.join("; ") + (panels.size > said.length ? "; and " + (panels.size - said.length) + " more" : ""));
-  put($("cross-time"), at === null ? (job.ended || recorded ? "the last values" : "now") : "at " + named);
+  put($("cross-time"), at === null ? (job.ended || recorded ? "last values" : "now") : "at " + named);
   drawHairOfTimeline();
 }
 function valueOf(panel) {
   const values = curves.series.get(panel.name) || [], value = view.at === null ? values[view.last] ?? null : values[view.at] ?? null;
   const last = value === null && view.at === null && (job.ended || recorded) ? lastOf(panel.name) : value;
-  return last === null ? "not known" : panel.show(last);
+  return last === null ? "no data" : panel.show(last);
 }
 function drawCross(panel) {
   const at = view.at, values = curves.series.get(panel.name);

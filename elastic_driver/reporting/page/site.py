@@ -38,7 +38,7 @@ _REFUSED = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="v
 <title>elasticrun: not logged in</title><style>:root{color-scheme:light dark}
 body{font:16px/1.5 system-ui,sans-serif;max-width:40rem;margin:3rem auto;padding:0 1rem}</style>
 <h1>Not logged in</h1><p>WHY</p>
-<p>To get a link, valid once and for ten minutes, run this on the driver's machine:</p>
+<p>To get a link, which is valid for one login within ten minutes, run this on the driver's machine:</p>
 <pre>elasticrun page JOB</pre>
 <p>If you have just followed such a link from another page, <a href="/">open this page again</a>.</p>
 <script>document.querySelector("a").href = "/" + location.hash;</script></html>"""
@@ -110,7 +110,7 @@ class Site:
         except Exception as error:
             # Otherwise the server would treat it as a bug that ends the job.
             self._failed(error)
-            return _error(500, f"the driver cannot answer this: {type(error).__name__}: {error}")
+            return _error(500, f"the driver cannot answer this request: {type(error).__name__}: {error}")
 
     def _answer(self, request: WebRequest) -> WebAnswer | WebStreaming:
         handler = self.more.get(request.path)
@@ -132,7 +132,7 @@ class Site:
             case "/":
                 return self._show()
             case "/feed":
-                return _error(405, "a feed has no head") if request.method == "HEAD" else self._stream(session)
+                return _error(405, "/feed does not accept HEAD") if request.method == "HEAD" else self._stream(session)
             case "/state":
                 return _answer(200, self._feed.state(), _JSON)
             case "/output":
@@ -164,8 +164,9 @@ class Site:
         entered = self._sessions.log_in(request.query.get("code", ""))
         if entered is None:
             if self._sessions.failed():
-                return _refusal(429, "Too many invalid links were tried. Wait a minute.")
-            return _refusal(403, "This link was used already, is older than ten minutes, or belongs to another job.")
+                return _refusal(429, "Too many invalid links. Wait a minute, then try again.")
+            why = "This link has already been used, is older than ten minutes, or belongs to another job."
+            return _refusal(403, why)
         session, secret = entered
         flags = "; Secure" if request.encrypted else ""
         cookie = f"{self._cookie}={secret}; Path=/; HttpOnly; SameSite=Strict{flags}"
@@ -223,7 +224,7 @@ class Site:
     def _show_output(self, request: WebRequest) -> WebAnswer:
         lines = self._output(request.query.get("worker", ""))
         if lines is None:
-            return _error(404, "no output of this worker is kept")
+            return _error(404, "no output of this worker was kept")
         return _answer(200, json.dumps({"lines": list(lines)}).encode(), _JSON)
 
     # --- actions ---------------------------------------------------------------------------------------------------
@@ -267,7 +268,7 @@ class Site:
                 async with asyncio.timeout(_ACTION_S):
                     text = await act()
             except TimeoutError:
-                text = f"no answer in {_ACTION_S:.0f} s"
+                text = f"no answer within {_ACTION_S:.0f} s"
             except Exception as error:
                 text = f"cannot do that: {error}"
             self._asking.pop(stream, None)

@@ -87,31 +87,32 @@ class Story:
         """Turn a happening into entries."""
         match happening:
             case JobStarted(_, job_id, again=False):
-                self._add("start", f"job {job_id} began")
+                self._add("start", f"job {job_id} started")
             case HostsChanged(hosts):
                 self._hosts_changed(tuple(hosts))
             case HostReady(host, _, joined):
-                self._add("host_ready", f"host {host} is ready" + (" (joined by itself)" if joined else ""), host=host)
+                self._add("host_ready", f"host {host} is ready" + (" (joined on its own)" if joined else ""), host=host)
             case HostUnready(host, reason, _):
                 self._add("host_unready", f"host {host} is not ready: {reason}", host=host, warning=True)
             case HostLost(host, reason):
                 self._add("host_lost", f"host {host} is lost: {reason}", host=host, warning=True)
             case ProcessStarted(worker, again=False):
-                self._together("worker_started", worker.key, "started")
+                self._together("worker_started", str(worker), "started")
             case ProcessEnded(worker, how=how, expected=expected, returncode=code):
                 self.slow.discard(worker.key)
                 if expected or not code:
-                    self._together("worker_ended", worker.key, "ended")
+                    self._together("worker_ended", str(worker), "ended")
                 elif how.startswith("lost with"):  # the host's loss is reported, with its cause
-                    self._together("worker_ended", worker.key, how)
+                    self._together("worker_ended", str(worker), how)
                 else:
-                    text = f"worker {worker.key} {how}"
+                    text = f"worker {worker} {how}"
                     self._add("worker_died", text, host=worker.hostname, worker=worker.key, warning=True)
             case WorkersStopped(stops):
                 for worker, reason in stops:
-                    self._together("worker_stopped", worker.key, f"stopped: {reason}")
+                    self._together("worker_stopped", str(worker), f"stopped: {reason}")
             case WorkerHung(worker, reason):
-                self._add("worker_hung", f"worker {worker.key} is ended: {reason}", host=worker.hostname, warning=True)
+                text = f"worker {worker} hangs and is killed: {reason}"
+                self._add("worker_hung", text, host=worker.hostname, warning=True)
             case WorkerSuspected(worker=worker):
                 self._add("suspected", wording.of_suspicion(happening), host=worker.hostname, warning=True)
             case WorkerCleared(worker=worker):
@@ -124,7 +125,7 @@ class Story:
                 self._add("straggler_gone", wording.of_straggler_gone(happening), host=worker.hostname)
             case WorkersDrained(workers, undone):
                 for worker in workers:
-                    self._together("worker_drained", worker.key, "may stay after all" if undone else "drained")
+                    self._together("worker_drained", str(worker), "no longer drained" if undone else "drained")
             case NoticeGiven(round_id, kind, reason):
                 self._add("notice", f"round {round_id} {kind.told}" + (f": {reason}" if reason else ""))
             case RoundFormed():
@@ -138,12 +139,12 @@ class Story:
             case Remark(text, warning):
                 self._add("remark", text, warning=warning)
             case FirstFailure(worker, how=how, last_lines=lines):
-                text = f"worker {worker.key} failed first: {how}"
+                text = f"worker {worker} failed first: {how}"
                 # The driver ends soon, and browsers keep what they have.
                 output = [printable.one_line(line)[:_LONGEST_LINE] for line in lines]
                 self._add("failure", text, host=worker.hostname, worker=worker.key, output=output, warning=True)
             case TookOver(away_s=away_s):
-                text = f"{wording.of_takeover(happening)}; earlier events are not on this page"
+                text = f"{wording.of_takeover(happening)}; earlier events are not shown on this page"
                 self._add("took_over", text, t0=round(self._now() - away_s, 2))
             case Stalled(stood_s, waits_for):
                 self._add("stall_found", wording.of_stall(stood_s, waits_for), warning=True)
@@ -204,7 +205,7 @@ class Story:
         dropped = [self._entries.pop(number) for number in numbers]
         count = sum(entry.get("dropped", 1) for entry in dropped)
         rounds = sum(entry.get("rounds", entry["kind"] == "round") for entry in dropped)
-        text = f"{count} earlier events, {rounds} rounds among them"
+        text = f"{count} earlier events, including {rounds} rounds"
         first = dropped[0]
         number = numbers[-1]
         entry = {"n": number, "t": dropped[-1]["t"], "t0": first.get("t0", first["t"]), "kind": "dropped"}
@@ -224,14 +225,14 @@ class Story:
         for name in _first(after.keys() - before.keys(), after):
             self._together("host_came", name, "listed")
         for name in _first(before.keys() - after.keys(), before):
-            self._together("host_left", name, "not listed any more")
+            self._together("host_left", name, "no longer listed")
         for name in [name for name in after if name in before and after[name] != before[name]]:
-            self._add("host_changed", f"host {name} has {after[name]} slots now", host=name)
+            self._add("host_changed", f"host {name} now has {after[name]} slots", host=name)
 
     def _round_formed(self, formed: RoundFormed) -> None:
         if formed.lost_s is not None and formed.lost_s >= _LOST_S:
             since = self._clock() - formed.formed_in_s - (formed.since_commit_s or formed.lost_s)
-            text = f"{formed.lost_s:.1f} s of training are repeated"
+            text = f"{formed.lost_s:.1f} s of training are recomputed"
             self._add("lost", text, t0=round(since, 2), t1=round(since + formed.lost_s, 2))
         size = len(formed.members)
         was = f"{formed.old_size} -> {size}" if formed.old_size else f"{size}"
@@ -246,7 +247,7 @@ class Story:
     def _resumed(self, round_id: int, commits: int | None, took_s: float) -> None:
         where = "" if commits is None else f" from commit {commits}"
         now = self._now()
-        text = f"round {round_id} trains{where}, after {took_s:.2f} s"
+        text = f"round {round_id} started training{where} after {took_s:.2f} s"
         self._add("resumed", text, round=round_id, t0=round(now - took_s, 2), took_s=round(took_s, 3))
 
 

@@ -171,7 +171,7 @@ def test_a_stopped_worker_stalls_the_others_until_it_is_killed(tmp_path: Path) -
         seconds = check(job)
     assert status["stalled"]["waits_for"] == ["127.0.0.1[0]#0"]
     assert told.startswith("round 1 with 2 workers has been stalled for ")
-    assert "no worker steps, waiting for worker 127.0.0.1[0]" in told
+    assert "no worker completes a step, waiting for worker 127.0.0.1[0]" in told
     assert shown.startswith(f"job {job_id}, stalled, ")
     [ended] = job.events("stall_ended")
     resumed = job.events("round_resumed")[-1]
@@ -188,7 +188,7 @@ def test_a_stopped_worker_stalls_the_others_until_it_is_killed(tmp_path: Path) -
     formed = job.events("round_formed")[-1]
     assert seconds["recomputed"] == pytest.approx(formed["lost_s"], abs=0.05 + late_s)
     assert formed["since_commit_s"] == pytest.approx(formed["lost_s"] + ended["stood_s"], abs=0.05 + late_s)
-    assert f"{resumed['took_s']:.2f} s lost in all" in job.said()
+    assert f"{resumed['took_s']:.2f} s lost in total" in job.said()
 
 
 def test_the_driver_stands_still_and_the_workers_train_on(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_on_the_terminal(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out.splitlines() == [
         "job feedface, 20 s; exit code 0: done",
-        "round    at  workers  time lost  done again  from commit  cause",
+        "round    at  workers  time lost  recomputed  from commit  cause",
         "    1  0:02        1          -           -            -  start [31m",
         "goodput 85.0 %: training 17.0 s, start 3.0 s, unexplained 0.0 s",
     ]

@@ -186,7 +186,7 @@ def test_a_stall_is_told_while_it_lasts_and_when_it_is_over() -> None:
         status: Any = world.health.status()["stalled"]
         assert status["waits_for"] == [world.workers[3].key]
         assert 8.0 < status["since_s"] <= 11.0
-        assert world.health.stall.endswith(f"no worker steps, waiting for worker {world.workers[3]}")
+        assert world.health.stall.endswith(f"no worker completes a step, waiting for worker {world.workers[3]}")
         world.stopped = set()
         await asyncio.sleep(3)
         [ended] = world.of(StallEnded)

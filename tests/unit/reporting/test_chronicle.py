@@ -116,9 +116,9 @@ def test_hundreds_of_rounds_are_told_in_a_table_of_twenty_lines(story: Story) ->
         "300",
         "job",
     ]
-    assert "281 rounds more; the whole list is written with --event-log FILE" in table[6]
+    assert "281 more rounds; for all of them, use --event-log FILE" in table[6]
     assert "139.50 s" in table[6], "the two of a hundred whose time nobody knows count nothing"
-    assert table[-2] == "elasticrun: 300 changes, at least 148.50 s lost in all"
+    assert table[-2] == "elasticrun: 300 changes, at least 148.50 s lost in total"
     assert len(story.events("round_formed")) == 301
 
 
@@ -340,10 +340,10 @@ def test_what_a_change_costs_begins_when_the_round_before_stalled(story: Story) 
     story.chronicle.round_resumed(ReportResumed(3, 2, 0.25))
     story.chronicle.ended(0, "")
     said = "\n".join(story.said())
-    assert "elasticrun: stalled for 5.0 s: no worker steps, waiting for worker a[0]; it continues\n" in said
+    assert "elasticrun: stalled for 5.0 s: no worker completes a step, waiting for worker a[0]; it continues\n" in said
     assert "host a lost, resumed from commit 2 in 60.50 s, including a stall of 60.00 s\n" in said
     assert "host a added, resumed from commit 2 in 0.25 s\n" in said
-    assert "2 changes, 60.75 s lost in all" in said
+    assert "2 changes, 60.75 s lost in total" in said
     told = [(event["took_s"], event["stalled_s"]) for event in story.events("round_resumed")]
     assert told == [(60.5, 60.0), (0.25, 0.0)]
 
@@ -372,8 +372,8 @@ def test_another_driver_goes_on_with_the_table(tmp_path: Path, story: Story) -> 
     [
         (32, 4, True, "32 workers on 4 hosts kept training, no step is lost"),
         (1, 1, True, "1 worker on 1 host kept training, no step is lost"),
-        (3, 1, False, "3 workers on 1 host are there"),
-        (1, 1, False, "1 worker on 1 host is there"),
+        (3, 1, False, "3 workers on 1 host are still running"),
+        (1, 1, False, "1 worker on 1 host is still running"),
         (0, 0, False, "no worker is running"),
     ],
 )

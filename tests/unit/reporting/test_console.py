@@ -169,7 +169,7 @@ def test_the_summary() -> None:
         "elasticrun:       1        4          -            -  start\n"
         "elasticrun:       2        2     0.08 s          120  host b lost\n"
         "elasticrun:      13       10    unknown            7  host c added\n"
-        "elasticrun: 2 changes, at least 0.08 s lost in all\n"
+        "elasticrun: 2 changes, at least 0.08 s lost in total\n"
         "elasticrun: job succeeded: done (exit code 0)\n"
     )
 
@@ -182,7 +182,7 @@ def test_the_summary_of_workers_without_commits() -> None:
         "elasticrun:   round  workers  time lost  cause\n"
         "elasticrun:       1        2          -  start\n"
         "elasticrun:       2        2     0.50 s  worker a[0] killed\n"
-        "elasticrun: 1 change, 0.50 s lost in all\n"
+        "elasticrun: 1 change, 0.50 s lost in total\n"
         "elasticrun: job succeeded: done (exit code 0)\n"
     )
 
@@ -205,14 +205,14 @@ def test_a_long_summary_is_cut_in_its_middle(log: Path | None) -> None:
     summary = Summary(first, 281, 12.25, [RoundSummary(284, 4, "host b lost", 0.5, 9)], lost_s=13.25)
     screen = Screen(event_log=log)
     screen.console.summary(summary, exit_code=0, message="done")
-    where = "in /dev/null" if log else "written with --event-log FILE"
+    where = "see /dev/null" if log else "use --event-log FILE"
     assert screen.end()[1] == (
         "elasticrun:   round  workers  time lost  from commit  cause\n"
         "elasticrun:       1        4          -            -  start\n"
         "elasticrun:       2        4     0.50 s            3  host b lost\n"
-        f"elasticrun:     ...             12.25 s               281 rounds more; the whole list is {where}\n"
+        f"elasticrun:     ...             12.25 s               281 more rounds; for all of them, {where}\n"
         "elasticrun:     284        4     0.50 s            9  host b lost\n"
-        "elasticrun: 283 changes, 13.25 s lost in all\n"
+        "elasticrun: 283 changes, 13.25 s lost in total\n"
         "elasticrun: job succeeded: done (exit code 0)\n"
     )
 
@@ -574,7 +574,8 @@ def test_what_a_stopped_reader_leaves_unread_is_bounded(monkeypatch: pytest.Monk
     kept = out.text()
     lines = err.text().splitlines()
     dropped = [
-        re.fullmatch(r"elasticrun: warning: (\d+) bytes of output dropped: nobody read them", line) for line in lines
+        re.fullmatch(r"elasticrun: warning: (\d+) bytes of output dropped: the reader cannot keep up", line)
+        for line in lines
     ]
     assert kept.endswith("\nlast\n")
     # More than one line where the pipe takes its first bytes only when something has been dropped.

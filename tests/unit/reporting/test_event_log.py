@@ -186,7 +186,7 @@ def test_a_disk_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.M
     assert hangs.wait(150)
     for number in range(1, 200):
         log.write("event", number=number, text="x" * 100)
-    assert said == [f"the event log {tmp_path / 'e'} lacks events: the disk cannot keep up"]
+    assert said == [f"the event log {tmp_path / 'e'} is missing events: the disk cannot keep up"]
     log.close(0.01)
     (last,) = said[1:]
     match = re.fullmatch(rf"(\d+) bytes are missing from the event log {tmp_path / 'e'}: the disk cannot keep up", last)

@@ -514,7 +514,7 @@ def test_a_disk_that_hangs_holds_up_the_end_for_a_moment_and_costs_one_line(tmp_
     kept.history.close(0.01)
     answers.set()
     assert kept.said == [
-        "the history of this job lacks events: the disk cannot keep up; elasticrun --no-history turns it off"
+        "the history of this job is missing events: the disk cannot keep up; elasticrun --no-history turns it off"
     ]
     assert kept.history.told() == ""
 

@@ -364,10 +364,10 @@ def test_what_is_told_of_a_loss_and_of_a_stall(job: ShownJob, clock: Clock) -> N
     story = {entry["kind"]: entry for entry in json.loads(job.feed.state())["story"]}
     ended = clock() - 0.5
     assert (story["stalled"]["t0"], story["stalled"]["t"]) == pytest.approx((ended - 60.0, ended), abs=0.1)
-    assert story["stalled"]["text"] == f"stalled for 60.0 s: no worker steps, waiting for worker {worker}"
+    assert story["stalled"]["text"] == f"stalled for 60.0 s: no worker completes a step, waiting for worker {worker}"
     lost = story["lost"]
     assert (lost["t0"], lost["t1"]) == pytest.approx((ended - 63.0, ended - 60.0), abs=0.1)
-    assert lost["text"] == "3.0 s of training are repeated"
+    assert lost["text"] == "3.0 s of training are recomputed"
     assert story["notice"]["text"] == "round 1 is over: a worker hung"
 
 
@@ -376,7 +376,7 @@ def test_a_takeover_is_told_with_the_time_without_a_driver(job: ShownJob, clock:
     story = {entry["kind"]: entry for entry in json.loads(job.feed.state())["story"]}
     assert story["took_over"]["text"] == (
         "took over: no driver for 1.5 s; 4 workers on 2 hosts kept training, no step is lost; earlier events are "
-        "not on this page"
+        "not shown on this page"
     )
     assert story["took_over"]["t"] - story["took_over"]["t0"] == pytest.approx(1.5, abs=0.02)
 

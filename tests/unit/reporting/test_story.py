@@ -382,9 +382,9 @@ def test_samples_are_drawn_as_curves_with_their_names_and_last_values() -> None:
         root = layout(svg(a_job_with_samples()), name)
         curves = [each for each in root.iter(SVG + "path") if each.get("class") == "curve"]
         assert [(each[0].text or "").partition(", scale")[0] for each in curves][:5] == [
-            "steps/s (a second): last 20",
+            "steps/s: last 20",
             "waiting (of the workers' time): last 5 %",
-            "processor (processors): last 3.9",
+            "CPU (cores busy): last 3.9",
             "memory (of all workers): last 3 GB",
             "loss: last 0.05",
         ]
@@ -456,11 +456,11 @@ def test_a_large_job_stays_below_a_megabyte(changes: int, hosts: int, slots: int
     ET.fromstring(drawn)
     assert len(drawn.encode()) < 1_000_000
     assert len(page(story).encode()) < 1_000_000
-    assert "are drawn as part of those beside them" in drawn
+    assert "are merged with their neighbors" in drawn
     if hosts * slots > 1200:
         assert "the workers of a host share a row" in drawn
     if hosts > 1200:
-        assert "300 hosts more are not drawn" in drawn
+        assert "300 more hosts are not drawn" in drawn
 
 
 @pytest.mark.parametrize(
