@@ -180,10 +180,10 @@ class _Source:
             yield _counter("lost_training_seconds", "Seconds of training undone by losses.", tally.lost_s)
         if (lost := _number(status.get("lost_steps"))) is not None:
             total = self._levels.total("lost_steps", "", lost)
-            yield _counter("lost_steps", "Steps repeated after a loss.", total)
+            yield _counter("lost_steps", "Training steps repeated after a loss.", total)
         yield _counter("worker_starts", "Worker processes started.", tally.starts)
         yield _counter(
-            "worker_restarts", "Of these, replacements in a slot that another worker had before.", tally.restarts
+            "worker_restarts", "Worker processes that replaced an earlier one in their slot.", tally.restarts
         )
         yield _counters(
             "worker_failures",
@@ -224,10 +224,10 @@ class _Source:
         levels = self._levels
         rate = _number(status.get("steps_per_s"))
         if rate is not None:
-            yield _one("steps_per_second", "Steps of the training, now.", rate)
+            yield _one("steps_per_second", "Training steps per second, now.", rate)
         steps = _number(status.get("steps"))
         if steps is not None:
-            yield _counter("steps", "Steps of the training.", levels.total("steps", "", steps))
+            yield _counter("steps", "Training steps.", levels.total("steps", "", steps))
         traffic = status.get("collectives")
         if traffic is not None:
             operations, sizes = dict.fromkeys((*_KINDS, _OTHER), 0.0), dict.fromkeys((*_KINDS, _OTHER), 0.0)
@@ -243,7 +243,7 @@ class _Source:
             )
             yield _counters(
                 "collective_payload_bytes",
-                "Of ranks' own tensors in these.",
+                "Bytes of the ranks' own tensors in collectives.",
                 "kind",
                 {kind: levels.total("bytes", kind, value) for kind, value in sizes.items()},
             )
@@ -264,7 +264,7 @@ class _Source:
             # Not a counter: training becomes another category when a failure discards it.
             yield _by_label(
                 "goodput_seconds",
-                "Seconds of the job so far, by what they were spent on.",
+                "Seconds of the job so far, by category.",
                 "category",
                 dict(goodput["seconds"]),
             )
@@ -277,7 +277,7 @@ class _Source:
         if tally.durable:
             written = max(written for written, _ in tally.durable.values())
             yield _one("durable_commits", "Number of the newest commit on disk; -1 for none.", written)
-            yield _one("durable_folders_in_trouble", "Folders that commits are not reaching.", len(tally.troubled))
+            yield _one("durable_folders_in_trouble", "Folders to which commits cannot be written.", len(tally.troubled))
 
     def _of_discovery(self) -> Iterator[Metric]:
         if self._tally.discovery.count:
