@@ -91,7 +91,7 @@ class NoticeKind(StrEnum):
 
 
 _NOTICES = {
-    NoticeKind.NONE: "goes on",
+    NoticeKind.NONE: "continues",
     NoticeKind.HOSTS_UPDATED: "ends at its next commit",
     NoticeKind.ABORT: "is over",
     NoticeKind.JOB_OVER: "is over, and the job with it",

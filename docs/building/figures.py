@@ -12,7 +12,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "images"
 WIDTH = 360
 
 # The colors by name, for the light and the dark scheme. Text colors have a contrast of at least 4.5 in each scheme.
-_COLOURS = {
+_COLORS = {
     "bg": ("#ffffff", "#0d1117"),
     "fg": ("#1f2328", "#e6edf3"),
     "dim": ("#59636e", "#9198a1"),
@@ -30,8 +30,8 @@ class Picture:
 
     def __init__(self, title: str, height: int) -> None:
         self._height = height
-        light, dark = (";".join(f"--{name}:{pair[index]}" for name, pair in _COLOURS.items()) for index in (0, 1))
-        fills = "".join(f".{name}{{fill:var(--{name})}}.s-{name}{{stroke:var(--{name})}}" for name in _COLOURS)
+        light, dark = (";".join(f"--{name}:{pair[index]}" for name, pair in _COLORS.items()) for index in (0, 1))
+        fills = "".join(f".{name}{{fill:var(--{name})}}.s-{name}{{stroke:var(--{name})}}" for name in _COLORS)
         self._parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
             f'height="{height}" role="img"><title>{escape(title)}</title>',
@@ -44,27 +44,27 @@ class Picture:
     def text(self, x: float, y: float, words: str, kind: str = "fg", *, anchor: str = "start") -> None:
         self._parts.append(f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(words)}</text>')
 
-    def box(self, x: float, y: float, width: float, height: float, colour: str) -> None:
+    def box(self, x: float, y: float, width: float, height: float, color: str) -> None:
         place = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"'
-        self._parts.append(f'<rect class="box s-{colour} o" {place} rx="5"/>')
+        self._parts.append(f'<rect class="box s-{color} o" {place} rx="5"/>')
 
-    def bar(self, x: float, y: float, width: float, colour: str) -> None:
-        self._parts.append(f'<rect class="{colour}" x="{x:g}" y="{y:g}" width="{width:g}" height="14" rx="2"/>')
+    def bar(self, x: float, y: float, width: float, color: str) -> None:
+        self._parts.append(f'<rect class="{color}" x="{x:g}" y="{y:g}" width="{width:g}" height="14" rx="2"/>')
 
-    def line(self, x: float, y: float, to_x: float, to_y: float, colour: str = "line", *, dashed: bool = False) -> None:
-        kind = f"s-{colour}{' dash' if dashed else ''}"
+    def line(self, x: float, y: float, to_x: float, to_y: float, color: str = "line", *, dashed: bool = False) -> None:
+        kind = f"s-{color}{' dash' if dashed else ''}"
         self._parts.append(f'<path class="{kind}" d="M{x:g} {y:g}L{to_x:g} {to_y:g}"/>')
 
-    def arrow(self, x: float, y: float, to_x: float, to_y: float, colour: str = "line") -> None:
+    def arrow(self, x: float, y: float, to_x: float, to_y: float, color: str = "line") -> None:
         """Draw a horizontal or vertical line with a head at its end."""
-        self.line(x, y, to_x, to_y, colour)
+        self.line(x, y, to_x, to_y, color)
         if y == to_y:
             back = 6 if to_x < x else -6
             head = f"M{to_x + back:g} {to_y - 4:g}L{to_x:g} {to_y:g}L{to_x + back:g} {to_y + 4:g}"
         else:
             back = 6 if to_y < y else -6
             head = f"M{to_x - 4:g} {to_y + back:g}L{to_x:g} {to_y:g}L{to_x + 4:g} {to_y + back:g}"
-        self._parts.append(f'<path class="s-{colour}" d="{head}"/>')
+        self._parts.append(f'<path class="s-{color}" d="{head}"/>')
 
     def svg(self) -> str:
         return "\n".join([*self._parts, "</svg>"]) + "\n"
@@ -144,8 +144,8 @@ def a_change() -> Picture:
 
     def row(y: float, name: str, bars: tuple[tuple[float, float, str], ...]) -> None:
         picture.text(10, y + 11, name, "fg small")
-        for begin, end, colour in bars:
-            picture.bar(left + begin, y, end - begin, colour)
+        for begin, end, color in bars:
+            picture.bar(left + begin, y, end - begin, color)
 
     picture.text(10, 20, "A host is added", "fg b")
     row(32, "worker 0", ((0, 150, "worker"), (158, 284, "worker")))

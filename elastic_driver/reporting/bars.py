@@ -13,7 +13,7 @@ from typing import Literal
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import MOST_BARS, Bar
 
-_COLOUR = re.compile("(\x1b\\[[0-9;:]*m)")
+_COLOR = re.compile("(\x1b\\[[0-9;:]*m)")
 _CUT = "…"
 # On a smaller terminal, the status line and a bar would take more rows than the output above them.
 _FEWEST_LINES = 3
@@ -23,14 +23,14 @@ class DrawnBars:
     """The progress bars to draw.
 
     Args:
-        in_colour: whether to show the bars' own colours.
+        in_color: whether to show the bars' own colors.
 
     Attributes:
         version: changes whenever the rows may have changed.
     """
 
-    def __init__(self, in_colour: bool) -> None:  # noqa: FBT001 - says it all
-        self._in_colour = in_colour
+    def __init__(self, in_color: bool) -> None:  # noqa: FBT001 - says it all
+        self._in_color = in_color
         self._bars: dict[WorkerId, dict[str, Bar]] = {}  # by stream; the one drawn last is the last
         self._order: list[WorkerId] | None = None  # by rank; None if it has to be computed
         self._seen: set[WorkerId] = set()  # workers in the last rows
@@ -90,10 +90,10 @@ class DrawnBars:
         shown = self._order[: most if len(self._order) <= most else max(0, most - 1)]
         self._seen = set(shown)
         bars = [bar for worker in shown if (bar := _newest(self._bars[worker])) is not None]
-        rows = [fitted(bar.data.decode(errors="replace"), width, in_colour=self._in_colour) for bar in bars]
+        rows = [fitted(bar.data.decode(errors="replace"), width, in_color=self._in_color) for bar in bars]
         if most and (more := len(self._order) - len(shown)):
             text = f"{more} more progress bar{'s' if more > 1 else ''}"
-            rows.append(fitted(text, width, in_colour=False))
+            rows.append(fitted(text, width, in_color=False))
         return rows
 
 
@@ -116,15 +116,15 @@ def _cells_of(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-def fitted(text: str, width: int, *, in_colour: bool) -> tuple[str, int]:
-    """Return a line of output, cut to the width, and its columns. Of control sequences only colours are kept."""
-    parts, used, has_colour = [], 0, False
-    spare = width  # limit of parts that take no column: colours, accents
-    for index, part in enumerate(_COLOUR.split(text)):
+def fitted(text: str, width: int, *, in_color: bool) -> tuple[str, int]:
+    """Return a line of output, cut to the width, and its columns. Of control sequences only colors are kept."""
+    parts, used, has_color = [], 0, False
+    spare = width  # limit of parts that take no column: colors, accents
+    for index, part in enumerate(_COLOR.split(text)):
         if index % 2:
-            if in_colour and spare:
+            if in_color and spare:
                 spare -= 1
-                has_colour = True
+                has_color = True
                 parts.append(part)
             continue
         for character in part.expandtabs(4):
@@ -143,7 +143,7 @@ def fitted(text: str, width: int, *, in_colour: bool) -> tuple[str, int]:
                         continue
                     used -= _cells_of(last)
                 parts.append(_CUT)
-                return "".join(parts) + ("\x1b[0m" if has_colour else ""), used + 1
+                return "".join(parts) + ("\x1b[0m" if has_color else ""), used + 1
             parts.append(character)
             used += size
-    return "".join(parts) + ("\x1b[0m" if has_colour else ""), used
+    return "".join(parts) + ("\x1b[0m" if has_color else ""), used

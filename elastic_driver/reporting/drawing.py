@@ -59,7 +59,7 @@ def style() -> str:
     """Return the style sheet of a picture, for light and dark."""
     fills = "".join(f".{name}{{fill:var(--{name})}}.on-{name}{{fill:var(--on-{name})}}" for name in palette.FILLS)
     return (
-        f"{palette.colours()}text{{font:12px system-ui,sans-serif;fill:var(--text)}}{fills}"
+        f"{palette.colors()}text{{font:12px system-ui,sans-serif;fill:var(--text)}}{fills}"
         ".bg{fill:var(--card)}.dim{fill:var(--dim)}.size{fill:var(--training);opacity:.25}"
         ".d{fill:var(--dim)}.h{font-size:18px;font-weight:600}"
         ".s{font-size:13px;font-weight:600}.band{opacity:.16}.grid{stroke:var(--line);fill:none}"

@@ -195,7 +195,9 @@ class History(EventWriter):
             self._has_gap = True
         elif self._has_gap:
             self._has_gap = False
-            [record] = records_of(Remark("events before this one may be missing: the log had no space", warning=True))
+            [record] = records_of(
+                Remark("events before this one may be missing: the log could not be written", warning=True)
+            )
             super()._put(functools.partial(self._append, line_of(record, self._instant)), 0)
         if self._is_nowhere or (self._is_cut and event not in _LAST_EVENTS):
             return

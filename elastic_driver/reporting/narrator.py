@@ -1,6 +1,6 @@
 """Words what happens to the job as lines for the user, for the console.
 
-Owns the wording, and the line of a round, which is delayed until its workers have resumed. Streams, colours and levels
+Owns the wording, and the line of a round, which is delayed until its workers have resumed. Streams, colors and levels
 belong to the console.
 """
 
@@ -133,13 +133,13 @@ class Narrator:
             case ProcessEnded():
                 self._tell_end_of_process(happening)
             case ServerAnswers(worker, None, address):
-                console.line(f"worker {worker} answers at {address}")
+                console.line(f"worker {worker} listens at {address}")
             case ServerAnswers(worker, server, address):
-                console.line(f"parameter server {server} ({worker}) answers at {address}")
+                console.line(f"parameter server {server} ({worker}) listens at {address}")
             case ChiefStarted(number, pid, servers, size):
-                again = "" if number == 1 else " again"
+                again = "started" if number == 1 else "restarted"
                 many = f"{counted(servers, 'parameter server')} and {size} "
-                console.line(f"the chief runs{again} (pid {pid}) with {many}worker{'' if size == 1 else 's'}")
+                console.line(f"the chief {again} (pid {pid}) with {many}worker{'' if size == 1 else 's'}")
             case ChiefStopped(reason):
                 console.line(f"stopping the chief: {reason}")
             case ChiefEnded(number, pid, returncode, how, expected):

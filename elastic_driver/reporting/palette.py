@@ -1,11 +1,11 @@
-"""The colours of a job's page and of the report's picture, for light and dark.
+"""The colors of a job's page and of the report's picture, for light and dark.
 
-Owns the meaning of colours. A colour never stands alone: words say the same.
+Owns the meaning of colors. A color never stands alone: words say the same.
 """
 
 from __future__ import annotations
 
-# The colours of goodput's categories can be distinguished in both schemes, and with red-green blindness (after Okabe
+# The colors of goodput's categories can be distinguished in both schemes, and with red-green blindness (after Okabe
 # and Ito). Start is not a loss, and therefore grey.
 LIGHT = {
     "back": "#f6f7f9",
@@ -58,27 +58,27 @@ DARK = {
     "drained": "#a48ad8",
 }
 FILLS = tuple(LIGHT)[tuple(LIGHT).index("host") :]
-"""The colours of areas; for each there is ``--on-NAME``, the colour of text on such an area."""
+"""The colors of areas; for each there is ``--on-NAME``, the color of text on such an area."""
 _INKS = ("#ffffff", "#000000")
 
 
 def contrast(one: str, other: str) -> float:
-    """Return the contrast of two colours (``#rrggbb``), as defined by WCAG 2: 1 to 21."""
+    """Return the contrast of two colors (``#rrggbb``), as defined by WCAG 2: 1 to 21."""
     lights = sorted((_luminance(one), _luminance(other)))
     return (lights[1] + 0.05) / (lights[0] + 0.05)
 
 
-def colours() -> str:
-    """Return style sheet rules that name the colours: ``var(--training)``."""
+def colors() -> str:
+    """Return style sheet rules that name the colors: ``var(--training)``."""
 
     def named(scheme: dict[str, str]) -> str:
         inks = {f"on-{name}": max(_INKS, key=lambda ink: contrast(ink, scheme[name])) for name in FILLS}
-        return ";".join(f"--{name}:{colour}" for name, colour in {**scheme, **inks}.items())
+        return ";".join(f"--{name}:{color}" for name, color in {**scheme, **inks}.items())
 
     return f":root{{{named(LIGHT)}}}@media(prefers-color-scheme:dark){{:root{{{named(DARK)}}}}}"
 
 
-def _luminance(colour: str) -> float:
-    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+def _luminance(color: str) -> float:
+    parts = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
     linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

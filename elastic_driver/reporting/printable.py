@@ -25,7 +25,7 @@ def one_line(text: str) -> str:
 
 
 def without_c1(data: bytes) -> bytes:
-    """Filter a program's output for a terminal. Escape sequences stay: colours and progress bars consist of them.
+    """Filter a program's output for a terminal. Escape sequences stay: colors and progress bars consist of them.
 
     The second set of control characters has no such use, and evades a search for escape sequences.
     """

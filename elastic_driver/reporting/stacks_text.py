@@ -48,7 +48,7 @@ def stacks_text(answer: Mapping[str, Any], *, ungrouped: bool = False) -> str:
         parts += [list(_family(family, total)) for family in found[:_MOST_FAMILIES]]
         if rest := found[_MOST_FAMILIES:]:
             of = sum(len(group.processes) for family in rest for group in family.groups)
-            parts.append([f"{counted(of, 'worker')} more, in other places: see --all"])
+            parts.append([f"{counted(of, 'more worker')} elsewhere: see --all"])
     return "\n\n".join("\n".join(one_line(line) for line in part) for part in parts if part)
 
 
@@ -66,7 +66,7 @@ def _waiting(waiting: Sequence[Mapping[str, Any]], hosts: Mapping[Any, str]) -> 
             whom += f" (host {where[0]})"
         yield f"{each['name']} has waited {length(each['since_s'])} for {whom}"
     if len(waiting) > _MOST_WAITING:
-        yield f"{counted(len(waiting) - _MOST_WAITING, 'collective')} more wait"
+        yield f"{counted(len(waiting) - _MOST_WAITING, 'more collective')} waiting"
 
 
 def _family(family: Family, total: int) -> Iterator[str]:
@@ -76,7 +76,7 @@ def _family(family: Family, total: int) -> Iterator[str]:
         yield from _frames(group.frames[: len(group.frames) - shared])
         yield from _others(group)
     if rest := family.groups[_MOST_GROUPS:]:
-        yield f"{counted(sum(len(group.processes) for group in rest), 'worker')} more, in {counted(len(rest), 'place')}"
+        yield f"{counted(sum(len(group.processes) for group in rest), 'more worker')} in {counted(len(rest), 'place')}"
     if shared:
         yield "all of these are called from"
         yield from _frames(family.shared)
@@ -149,4 +149,4 @@ def _whole(entry: Mapping[str, Any]) -> Iterator[str]:
 
 def _title(thread: Thread, *, is_main: bool) -> str:
     title = "main thread" if is_main else f"thread {thread.name}".rstrip()
-    return f"{title}:" if thread.frames else f"{title}: no Python"
+    return f"{title}:" if thread.frames else f"{title}: no Python frames"

@@ -24,7 +24,7 @@ axe.run(document, { resultTypes: ["violations"] }).then(
   error => done(["axe failed: " + error]));
 """
 
-# Texts of pictures whose colour is too near to what is painted behind them, of which axe cannot tell.
+# Texts of pictures whose color is too near to what is painted behind them, of which axe cannot tell.
 _PICTURES = """
 const channel = v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
 const light = c => 0.2126 * channel(c[0]) + 0.7152 * channel(c[1]) + 0.0722 * channel(c[2]);
@@ -47,8 +47,8 @@ const ground = text => {
 const behind = (text, x, y) => [...text.ownerSVGElement.querySelectorAll("rect")]
   .filter(bar => around(bar, x, y) && text.compareDocumentPosition(bar) & Node.DOCUMENT_POSITION_PRECEDING)
   .reduce((under, bar) => {
-    const style = getComputedStyle(bar), colour = opaque(style.fill);
-    return colour ? under.map((v, i) => v + (colour[i] - v) * style.opacity * style.fillOpacity) : under;
+    const style = getComputedStyle(bar), color = opaque(style.fill);
+    return color ? under.map((v, i) => v + (color[i] - v) * style.opacity * style.fillOpacity) : under;
   }, ground(text));
 const found = [];
 for (const text of document.querySelectorAll("svg text")) {

@@ -31,7 +31,7 @@ _MOST_ROWS = 64
 _MOST_PENDING = 256
 
 _CONTROL = rb"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]"
-_COLOUR = rb"\x1b\[[0-9;:]{0,64}m"
+_COLOR = rb"\x1b\[[0-9;:]{0,64}m"
 # Visibility of the cursor and the like; titles, links and progress for the terminal's frame; character sets.
 _INERT = (
     rb"\x1b\[\?[0-9;]{1,64}[hl]"
@@ -41,7 +41,7 @@ _INERT = (
 _TOKEN = re.compile(
     rb"[^\x00-\x08\x0a-\x1f\x7f]+|\r|\n"
     rb"|(?P<control>" + _CONTROL + rb"+)"
-    rb"|(?P<sequence>" + _COLOUR + rb"|" + _INERT + rb")"
+    rb"|(?P<sequence>" + _COLOR + rb"|" + _INERT + rb")"
     rb"|\x1b\[(?P<number>[0-9]{0,2})(?P<move>[ABEFGJK])"
     rb"|(?P<unknown>\x1b)"
 )
@@ -52,7 +52,7 @@ _LONGEST_UNFINISHED = 1027
 _BEGINS_BAR = re.compile(rb"\r|\x1b\[(?:[0-9]{0,2}[AF]|[01]?G)")
 _SHOWS_CURSOR = b"\x1b[?25h"
 # Not part of a line of text: all escape sequences except colors, and control characters except tabs.
-_NO_TEXT = re.compile(rb"(?!" + _COLOUR + rb")(?:" + _INERT + rb"|\x1b\[[0-?]*[ -/]*[@-~]?|\x1b|" + _CONTROL + rb")")
+_NO_TEXT = re.compile(rb"(?!" + _COLOR + rb")(?:" + _INERT + rb"|\x1b\[[0-?]*[ -/]*[@-~]?|\x1b|" + _CONTROL + rb")")
 # Printed after whatever stands in the line, since bars leave it open.
 _TRACEBACK = re.compile(rb"(?:\[rank\d+\]: )?Traceback \(most recent call last\):")
 

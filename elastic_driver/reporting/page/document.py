@@ -20,7 +20,7 @@ _PARTS = ("words.js", "curves.js")
 def document() -> str:
     """Return the page, without any content about a job."""
     folder = Path(__file__).parent
-    page = folder.joinpath("page.html").read_text("utf-8").replace("/* palette */", palette.colours())
+    page = folder.joinpath("page.html").read_text("utf-8").replace("/* palette */", palette.colors())
     for name in _PARTS:
         page = page.replace(f"/* {name} */", folder.joinpath(name).read_text("utf-8"))
     return page

@@ -227,11 +227,11 @@ def test_what_changes_no_text_wipes_no_bar(inert: bytes) -> None:
     assert line.replace(b"\x1b[m", b"") == b"60%"
 
 
-def test_a_colour_that_ends_behind_a_carriage_return_ends() -> None:
+def test_a_color_that_ends_behind_a_carriage_return_ends() -> None:
     assert lines_of(b"\x1b[32mfoo\r\x1b[0m\n") == [b"\x1b[32mfoo\x1b[0m"]
 
 
-def test_a_colour_before_a_row_is_erased_is_the_texts_behind_it() -> None:
+def test_a_color_before_a_row_is_erased_is_the_texts_behind_it() -> None:
     assert lines_of(b"\r10%\r\x1b[32m\x1b[K20%\x1b[m\n") == [b"\x1b[32m20%\x1b[m"]
 
 

@@ -20,7 +20,7 @@ def texts(bars: DrawnBars) -> list[str]:
 
 
 def test_a_bar_for_which_there_is_no_room_changes_nothing_until_it_is_shown() -> None:
-    bars = DrawnBars(in_colour=False)
+    bars = DrawnBars(in_color=False)
     for rank in range(1000):
         bars.set(*bar(rank, "1%"))
     shown = texts(bars)
@@ -36,7 +36,7 @@ def test_a_bar_for_which_there_is_no_room_changes_nothing_until_it_is_shown() ->
 
 
 def test_a_worker_whose_rank_is_another_one_is_drawn_there() -> None:
-    bars = DrawnBars(in_colour=False)
+    bars = DrawnBars(in_color=False)
     for rank in range(3):
         bars.set(*bar(rank, "1%"))
     assert len(texts(bars)) == 3
@@ -45,7 +45,7 @@ def test_a_worker_whose_rank_is_another_one_is_drawn_there() -> None:
 
 
 def test_a_row_has_no_more_than_it_shows() -> None:
-    text, used = fitted("a" + "\u0301" * 30_000 + "b", 20, in_colour=True)
+    text, used = fitted("a" + "\u0301" * 30_000 + "b", 20, in_color=True)
     assert (len(text), used) == (22, 2)
-    text, used = fitted("\x1b[31m" * 30_000 + "b", 20, in_colour=True)
+    text, used = fitted("\x1b[31m" * 30_000 + "b", 20, in_color=True)
     assert (text, used) == ("\x1b[31m" * 20 + "b\x1b[0m", 1)

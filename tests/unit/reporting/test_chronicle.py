@@ -153,11 +153,11 @@ def test_a_chief_is_told_of_at_each_start_and_end(story: Story) -> None:
     story.chronicle.chief_started(2, 42, 2, 1)
     story.chronicle.chief_exited(2, 42, 1, "exited with code 1", expected=False)
     assert story.said() == [
-        "elasticrun: parameter server 0 (a[0]) answers at 10.0.0.1:5000",
-        "elasticrun: worker a[1] answers at 10.0.0.1:5001",
-        "elasticrun: the chief runs (pid 41) with 1 parameter server and 2 workers",
+        "elasticrun: parameter server 0 (a[0]) listens at 10.0.0.1:5000",
+        "elasticrun: worker a[1] listens at 10.0.0.1:5001",
+        "elasticrun: the chief started (pid 41) with 1 parameter server and 2 workers",
         "elasticrun: stopping the chief: parameter server 0 (a[0]) was lost",
-        "elasticrun: the chief runs again (pid 42) with 2 parameter servers and 1 worker",
+        "elasticrun: the chief restarted (pid 42) with 2 parameter servers and 1 worker",
         "elasticrun: warning: the chief (pid 42) exited with code 1",
     ]
     assert [event["parameter_server"] for event in story.events("server_answers")] == [0, None]

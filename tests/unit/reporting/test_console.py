@@ -85,7 +85,7 @@ def termios_wait(descriptor: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-def colours(monkeypatch: pytest.MonkeyPatch) -> None:
+def colors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
 
@@ -424,7 +424,7 @@ def test_no_status_line_on_a_dumb_terminal(monkeypatch: pytest.MonkeyPatch) -> N
     assert screen.end()[1] == "elasticrun: hello\n"
 
 
-def test_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR")
     screen = Screen(terminal=True)
     screen.console.error("bad")
@@ -701,7 +701,7 @@ def test_where_no_bars_are_drawn_one_is_a_line_now_and_then(terminal: bool) -> N
 
 
 @pytest.mark.usefixtures("at_once")
-def test_bars_are_cut_by_the_columns_that_they_take_and_only_their_colours_are_kept(
+def test_bars_are_cut_by_the_columns_that_they_take_and_only_their_colors_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("NO_COLOR")

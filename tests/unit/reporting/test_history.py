@@ -468,7 +468,7 @@ def test_a_disk_that_is_full_for_a_while_costs_what_happened_then(tmp_path: Path
     os.close(full)
     kept.hear(formed(2)).settle().hear(ENDED).close()
     assert [event["event"] for event in kept.events] == ["job_started", "round_formed", "report", "job_ended"]
-    assert kept.events[2]["text"] == "events before this one may be missing: the log had no space"
+    assert kept.events[2]["text"] == "events before this one may be missing: the log could not be written"
     assert complaints(kept.events) == []
     assert kept.listed.facts.exit_code == 0
     [said] = kept.said

@@ -1,4 +1,4 @@
-"""The colours: told apart, readable, and all there."""
+"""The colors: told apart, readable, and all there."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from elastic_driver.reporting.drawing import style
 from elastic_driver.reporting.goodput import Category
 from elastic_driver.reporting.page.document import document
-from elastic_driver.reporting.palette import DARK, FILLS, LIGHT, colours, contrast
+from elastic_driver.reporting.palette import DARK, FILLS, LIGHT, colors, contrast
 
 pytestmark = pytest.mark.unit
 
 SCHEMES = {"light": LIGHT, "dark": DARK}
 
 
-def parts(colour: str) -> tuple[int, int, int]:
-    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:], 16)
+def parts(color: str) -> tuple[int, int, int]:
+    return int(color[1:3], 16), int(color[3:5], 16), int(color[5:], 16)
 
 
 def test_contrast_is_what_wcag_says() -> None:
@@ -47,15 +47,15 @@ def test_a_start_is_grey_and_nothing_else_is_like_it(scheme: str) -> None:
     assert alike == []
 
 
-def test_each_category_has_a_colour_in_both_schemes() -> None:
+def test_each_category_has_a_color_in_both_schemes() -> None:
     assert LIGHT.keys() == DARK.keys()
     assert {category.value for category in Category} <= set(FILLS)
 
 
 @pytest.mark.parametrize("sheet", [style(), document()], ids=["picture", "page"])
-def test_each_colour_that_is_used_has_its_name_here_and_no_other_is_written_down(sheet: str) -> None:
-    assert colours() in sheet
+def test_each_color_that_is_used_has_its_name_here_and_no_other_is_written_down(sheet: str) -> None:
+    assert colors() in sheet
     used = set(re.findall(r"var\(--([\w-]+)\)", sheet))
     assert used
     assert used <= {*LIGHT, *(f"on-{name}" for name in FILLS)}
-    assert re.findall(r"[:\s]#[0-9a-f]{3,8}\b(?=[;}])", sheet.replace(colours(), "")) == []
+    assert re.findall(r"[:\s]#[0-9a-f]{3,8}\b(?=[;}])", sheet.replace(colors(), "")) == []
