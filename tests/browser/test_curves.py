@@ -215,7 +215,7 @@ def test_counts_do_not_fall(browser: Any, service: tuple[Service, ShownJob]) -> 
     job.round_id = 0
     until(browser, "a commit that was lost", lambda: tile("Commit") == "40")
     assert (tile("Steps"), tile("Resets"), tile("Round")) == ("1000", "3", "1")
-    browser.execute_script("take({ at: Date.now() / 1000 + skew - 20, whole: false }); renderJob()")
+    browser.execute_script("applyFrame({ at: Date.now() / 1000 + skew - 20, whole: false }); renderJob()")
     assert browser.execute_script("return Math.abs(now() - Date.now() / 1000) < 5")
 
 

@@ -27,7 +27,7 @@ function seriesOf(data) {
   for (const [name, values] of Object.entries(known.figures || {})) if (Array.isArray(values)) found.set("figure " + name, values);
   return found;
 }
-function takeCurves(frame) {
+function applyCurves(frame) {
   const whole = frame.whole && !frame.curves ? { t: [] } : frame.curves, more = frame.curves_new;
   if (whole) { curves = { t: [], series: new Map() }; addPoints(whole); }
   if (more) addPoints(more);
@@ -43,9 +43,9 @@ function addPoints(data) {
   }
   if (curves.t.length > MOST_POINTS) {
     // For a page that is open for weeks: drop every other point of the older half.
-    const half = curves.t.length >> 1, stays = (_, i) => i >= half || i % 2 === 0;
-    curves.t = curves.t.filter(stays);
-    for (const [name, values] of curves.series) curves.series.set(name, values.filter(stays));
+    const half = curves.t.length >> 1, isKept = (_, i) => i >= half || i % 2 === 0;
+    curves.t = curves.t.filter(isKept);
+    for (const [name, values] of curves.series) curves.series.set(name, values.filter(isKept));
   }
 }
 function lastOf(name) {
@@ -133,7 +133,7 @@ function drawPanel(panel) {
   const x = time => across(panel, time), y = value => upward(panel, value);
   const label = (at, line, words, more) => { const node = draw("text", { x: at, y: line, ...more }); node.textContent = words; return node; };
   const unit = panel.isBytes && high >= 1024 ? 1024 ** Math.min(3, Math.floor(Math.log2(high) / 10)) : 1;
-  for (const value of ticks(low / unit, high / unit, 3).map(each => each * unit)) {
+  for (const value of ticks(low / unit, high / unit, 3).map(tick => tick * unit)) {
     nodes.push(draw("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }),
       label(LEFT - 5, Math.max(10, y(value) + 4), panel.show(value), { "text-anchor": "end" }));
   }
@@ -141,7 +141,7 @@ function drawPanel(panel) {
   for (let at = Math.ceil((t0 - zone) / every) * every + zone, n = 0; at <= t1 && n < 400; at += every, n++)
     if (x(at) < width - 24) nodes.push(label(Math.max(LEFT + 16, x(at)), TALL - 4, shortClock(at, every), { "text-anchor": "middle" }));
   // Behind the curve, as in the timeline: the times without training, and the starts of rounds.
-  for (const [from, to, kind] of standing) if (to >= t0 && from <= t1)
+  for (const [from, to, kind] of downtimes) if (to >= t0 && from <= t1)
     inner.push(draw("rect", { class: "band " + kind, x: x(Math.max(from, t0)) - LEFT, y: 0, width: Math.max(1, x(Math.min(to, t1)) - x(Math.max(from, t0))), height: TALL - TOP - BOTTOM }));
   let before = -9;
   for (const at of changes) if (at >= t0 && at <= t1 && x(at) - before > 3) {
@@ -188,11 +188,11 @@ function renderCross() {
   slider.max = Math.max(0, last - first);
   slider.value = at === null ? slider.max : at - first;
   slider.disabled = first >= last;
-  const named = at === null ? "now" : clock(t[at]), said = [];
+  const named = at === null ? "now" : clock(t[at]), spoken = [];
   for (const panel of panels.values()) put(panel.value, valueOf(panel));
   for (const panel of inView) drawCross(panel);
-  for (const panel of panels.values()) if (said.length < 8) said.push(clean(panel.title) + " " + valueOf(panel));
-  slider.setAttribute("aria-valuetext", named + ": " + said.join("; ") + (panels.size > said.length ? "; and " + (panels.size - said.length) + " more" : ""));
+  for (const panel of panels.values()) if (spoken.length < 8) spoken.push(clean(panel.title) + " " + valueOf(panel));
+  slider.setAttribute("aria-valuetext", named + ": " + spoken.join("; ") + (panels.size > spoken.length ? "; and " + (panels.size - spoken.length) + " more" : ""));
   put($("cross-time"), at === null ? (job.ended || recorded ? "last values" : "now") : "at " + named);
   drawHairOfTimeline();
 }
