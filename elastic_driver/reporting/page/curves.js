@@ -70,8 +70,10 @@ function ticks(low, high, most) {
 // The times that are shown, and the index of the point under the cross.
 const view = { t0: 0, t1: 1, first: 0, last: -1 };
 function renderCurves(t0, t1) {
-  const named = [...curves.series.keys()], own = named.filter(name => name.startsWith("figure ")), { t } = curves;
-  const shown = named.filter(name => !name.startsWith("figure ")).concat(areAllShown ? own : own.slice(0, FEW_FIGURES));
+  const own = [...curves.series.keys()].filter(name => name.startsWith("figure ")), { t } = curves;
+  // In a fixed order, whichever had the first value.
+  const known = Object.keys(SERIES).filter(name => curves.series.has(name));
+  const shown = known.concat(areAllShown ? own : own.slice(0, FEW_FIGURES));
   $("curves-card").hidden = !shown.length;
   if (!shown.length) return;
   Object.assign(view, { t0, t1, first: t.findIndex(at => at >= t0), last: t.findLastIndex(at => at <= t1) });
