@@ -355,7 +355,7 @@ def _row(row: Mapping[str, Any], now: float) -> Row:
         if flat.get(name) is not None:
             flat[name] = round(flat[name], digits)
     memory = flat.pop("rss_bytes", None)
-    if memory is not None:
+    if memory:  # a process that has been killed has none
         flat["rss_mb"] = round(memory / _MB)
     return flat
 

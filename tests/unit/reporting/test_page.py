@@ -427,6 +427,15 @@ def test_one_that_has_ended_is_shown_as_it_was_seen_last_also_where_nobody_had_l
     assert (ended["commits"], ended["steps"], ended["rss_mb"]) == (41, 410, 3)
 
 
+def test_a_killed_worker_is_shown_with_the_memory_that_it_had_alive(job: ShownJob) -> None:
+    worker = job.workers[0]
+    before = json.loads(job.feed.state())["workers"][worker.key]["rss_mb"]
+    job.feed.seen_last(worker.key, {"state": "Z", "rss_bytes": 0})
+    job.feed.hear(ProcessEnded(worker, 1, "0", -9, "killed by SIGKILL", expected=False, foretold=False))
+    [ended] = json.loads(job.feed.state())["ended_workers"]
+    assert ended["rss_mb"] == before > 0
+
+
 def test_one_that_ends_before_its_round_is_told_of_has_its_rank_there(job: ShownJob, clock: Clock) -> None:
     reader, worker = stream(job, log_in(job)), job.workers[2]
     job.feed.hear(ProcessEnded(worker, 1, "2", 1, "ended", expected=False, foretold=False))
