@@ -209,7 +209,7 @@ class _Picture:
             self.parts.append(label(self.layout.margin, self.y, text, "s"))
             self.y += 5
         else:
-            self.parts.append(label(self.layout.margin, self.y + below, text, "s", longest=19))
+            self.parts.append(label(self.layout.margin, self.y + below, text, "s", longest=16))
 
     def _head(self) -> None:
         story = self.story
