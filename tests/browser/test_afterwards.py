@@ -71,7 +71,7 @@ def test_an_open_page_keeps_what_it_has_and_says_how_to_come_back(
     assert text(browser, "#phase") == "finished"
     shown = tiles(browser)
     assert (shown["Workers"], shown["Goodput"]) == ("4", "93.0 %")
-    assert float(shown["Steps/s"]) > 20
+    assert float(shown["Steps/s"]) >= 20  # 20.04 is shown as 20.0
     assert "loss" in text(browser, "#curves")
     rows = text(browser, "#ended").split("\n")
     assert sum("exited with code 0" in row for row in rows) == 3
