@@ -186,7 +186,7 @@ class Feed:
             if not self._streams:
                 self._look()
         except Exception as error:
-            # An observer must not end the job, but is told why there is nothing new.
+            # An observer must not end the job; it receives the reason why there is nothing new.
             trouble = self._trouble(error)
         self._streams[stream] = None
         stream.write(_event("you", json.dumps(you)) + self._whole_event() + trouble)
@@ -279,7 +279,7 @@ class Feed:
         return b"event: whole\nid: %d\ndata: " % self._number + self._whole_frame() + b"\n\n"
 
     def _look(self) -> Row:
-        """Take the present state. Returns the changes since the last look."""
+        """Read the present state. Returns the changes since the last time."""
         status, now, change = dict(self._status()), self._clock(), dict[str, Any]()
         hosts = {str(row.get("name")): _row(row, now) for row in _rows_of(status, "hosts")}
         workers = {str(row.get("worker")): _row(row, now) for row in _rows_of(status, "workers")}
