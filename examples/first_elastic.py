@@ -1,4 +1,4 @@
-"""The loop of first_plain.py, for workers that come and go. docs/first-script.md has what is otherwise."""
+"""The elastic version of first_plain.py. docs/first-script.md explains each line that differs."""
 
 import sys
 import time
@@ -30,7 +30,7 @@ def train(state: hvd.elastic.TorchState) -> None:
             loss = torch.nn.functional.cross_entropy(model(rows), targets)
             loss.backward()
             optimizer.step()
-            time.sleep(0.05)  # a larger model takes its time
+            time.sleep(0.05)  # as if the model were larger
             sampler.record_batch(index, 32)
             state.commit()
         sampler.set_epoch(state.epoch + 1)

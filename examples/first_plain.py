@@ -1,4 +1,4 @@
-"""A training loop as one writes it first: one process learns to read scikit-learn's handwritten digits."""
+"""A plain training loop: one process learns to read scikit-learn's handwritten digits."""
 
 import sys
 import time
@@ -24,7 +24,7 @@ def train() -> None:
             loss = torch.nn.functional.cross_entropy(model(rows), targets)
             loss.backward()
             optimizer.step()
-            time.sleep(0.05)  # a larger model takes its time
+            time.sleep(0.05)  # as if the model were larger
         right = (model(images[1440:]).argmax(dim=1) == labels[1440:]).float().mean()
         print(f"epoch {epoch}: accuracy {right:.3f}")
 
