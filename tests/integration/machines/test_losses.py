@@ -164,7 +164,7 @@ def test_agents_without_a_driver_are_seen_and_ended_on_their_machines(tmp_path: 
             assert f" s ({host.name}: 2 workers)" in job.here("jobs", host=host).stdout
             ended = job.here("end", job_id[:6], host=host)
             assert (ended.returncode, ended.stderr) == (0, "")
-            assert f"job {job_id}: ended on this machine ({host.name}: 2 workers), which had no driver" in ended.stdout
+            assert f"job {job_id}: ended on this machine ({host.name}: 2 workers), without a driver; " in ended.stdout
             wait_for_nobody(host)
         assert not is_dead(agents[0])
         kill(agents[0], signal.SIGTERM)
