@@ -317,7 +317,7 @@ def _members(hint: Any) -> dict[str, Any]:
     """Return the fields of a class and their types; none if it is not a record."""
     if not _is_record(hint):
         return {}
-    names = [each.name for each in fields(hint) if each.compare] if is_dataclass(hint) else hint._fields
+    names = [attribute.name for attribute in fields(hint) if attribute.compare] if is_dataclass(hint) else hint._fields
     hints = get_type_hints(hint, include_extras=True)
     return {name: hints[name] for name in names}
 

@@ -109,9 +109,9 @@ def completion(words: Sequence[str]) -> int:
         subparsers.add_parser(name, help=made.description, add_help=False)
         subparsers.choices[name] = made
         subparsers._name_parser_map[name] = made
-    for each in (parser, *subparsers.choices.values()):
-        for action in each._actions:
-            _complete(action, shtab, shows_ended=each.prog in _SHOW_ENDED)
+    for each_parser in (parser, *subparsers.choices.values()):
+        for action in each_parser._actions:
+            _complete(action, shtab, shows_ended=each_parser.prog in _SHOW_ENDED)
     print(_with_files(shtab.complete(parser, shell), shell))
     return 0
 

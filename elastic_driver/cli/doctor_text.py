@@ -29,8 +29,13 @@ def as_data(found: Checkup, findings: Sequence[Finding]) -> dict[str, Any]:
     data = {
         "version": __version__,
         "problems": [
-            {"level": each.level.name.lower(), "hosts": list(each.hosts), "what": each.what, "advice": each.advice}
-            for each in findings
+            {
+                "level": finding.level.name.lower(),
+                "hosts": list(finding.hosts),
+                "what": finding.what,
+                "advice": finding.advice,
+            }
+            for finding in findings
         ],
         "hosts": {host: None if host not in found.facts else asdict(found.facts[host]) for host in found.hosts},
         "network": [asdict(link) for link in found.seen.links.values()],
@@ -46,7 +51,7 @@ def text_of(found: Checkup, findings: Sequence[Finding]) -> str:
 
 
 def _heading(found: Checkup, findings: Sequence[Finding]) -> Iterator[str]:
-    stops = sum(each.level is Level.STOPS for each in findings)
+    stops = sum(finding.level is Level.STOPS for finding in findings)
     count = len(found.hosts)
     hosts = counted(count, "host")
     if not findings:
@@ -58,14 +63,14 @@ def _heading(found: Checkup, findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def _problems(findings: Sequence[Finding], width: int) -> Iterator[str]:
-    for each in findings:
-        more = f" and {len(each.hosts) - _SHOWN} more" if len(each.hosts) > _SHOWN else ""
-        where = f"{', '.join(each.hosts[:_SHOWN])}{more}: " if each.hosts else ""
-        head = f"{_MARKS[each.level]} {where}{one_line(without_home(each.what))}"
+    for finding in findings:
+        more = f" and {len(finding.hosts) - _SHOWN} more" if len(finding.hosts) > _SHOWN else ""
+        where = f"{', '.join(finding.hosts[:_SHOWN])}{more}: " if finding.hosts else ""
+        head = f"{_MARKS[finding.level]} {where}{one_line(without_home(finding.what))}"
         yield from textwrap.wrap(head, width, subsequent_indent=" " * 8, break_on_hyphens=False)
-        if each.advice:
+        if finding.advice:
             indent = " " * 8
-            text = f"-> {one_line(each.advice)}"
+            text = f"-> {one_line(finding.advice)}"
             yield from textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent + "   ")
 
 
@@ -89,7 +94,7 @@ def _tables(found: Checkup, width: int) -> Iterator[str]:
         yield table(heads, rows, right=heads[1:], width=width)
         if len(links) > _LINKS:
             yield f"and {len(links) - _LINKS} more links (--json lists all)"
-    met = [each.meeting for each in facts.values() if each.meeting is not None]
+    met = [host_facts.meeting for host_facts in facts.values() if host_facts.meeting is not None]
     if met:
         size = max(each.size for each in met)
         last = [each for each in met if each.size == size]

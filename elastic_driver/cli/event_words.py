@@ -112,7 +112,7 @@ def _words(event: Event) -> str:
 
 def _hosts(event: HostsDiscovered) -> str:
     text = f"hosts: {_listed([str(host) for host in event.hosts])}"
-    text += "".join(f"; {_going(each)}" for each in event.departures)
+    text += "".join(f"; {_going(departure)}" for departure in event.departures)
     text += f"; not up: {_listed(sorted(event.down))}" if event.down else ""
     text += f"; importing: {_listed(sorted(event.preparing))}" if event.preparing else ""
     return text if event.answered else f"{text}; discovery still fails"

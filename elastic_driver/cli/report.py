@@ -107,8 +107,8 @@ def _write(path: Path, text: str) -> None:
 
 
 def _rows(story: Story) -> Iterator[tuple[str, ...]]:
-    for each in story.rounds:
-        yield cells_of(each, is_first=each is story.rounds[0])
+    for round_ in story.rounds:
+        yield cells_of(round_, is_first=round_ is story.rounds[0])
 
 
 def _print(story: Story) -> None:

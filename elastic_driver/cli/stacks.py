@@ -38,7 +38,7 @@ def stacks(words: Sequence[str]) -> int:
     target = target_of(arguments, arguments.job)
     answer = ask(target, lambda client: client.stacks())
     if arguments.rank is not None:
-        answer = {**answer, "stacks": [each for each in answer["stacks"] if each.get("rank") == arguments.rank]}
+        answer = {**answer, "stacks": [stack for stack in answer["stacks"] if stack.get("rank") == arguments.rank]}
         if not answer["stacks"]:
             raise SettingsError(f"job {target.name} has no rank {arguments.rank} now")
     if arguments.json:

@@ -170,7 +170,7 @@ def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
     if hosts:
         parts.append(table(("HOST", "SLOTS", "WORKERS", ""), hosts, right={"SLOTS", "WORKERS"}, width=width))
     if "chief" in answer:
-        rows = [_server(each) for each in sorted(answer["workers"], key=_server_order)]
+        rows = [_server(worker) for worker in sorted(answer["workers"], key=_server_order)]
         if rows:
             parts.append(
                 table(("TASK", "WORKER", "PHASE", "FOR", "ADDRESS", "PID"), rows, right={"FOR", "PID"}, width=width)
@@ -178,7 +178,8 @@ def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
     elif answer["workers"]:
         heads = ("RANK", "WORKER", "PHASE", "FOR", "STEP" if restarts else "COMMIT", "PID")
         rows = [
-            _worker(each, restarts=restarts, has_commits=has_commits) for each in sorted(answer["workers"], key=_order)
+            _worker(worker, restarts=restarts, has_commits=has_commits)
+            for worker in sorted(answer["workers"], key=_order)
         ]
         parts.append(table(heads, rows, right={"RANK", "FOR", "STEP", "COMMIT", "PID"}, width=width))
     return "\n\n".join(parts)

@@ -109,4 +109,4 @@ def places_of(members: Sequence[WorkerId]) -> tuple[Placed, ...]:
 
 def hosts_of(placed: Sequence[Placed]) -> tuple[str, ...]:
     """Return the hosts of these workers, in the order of their first ranks."""
-    return tuple(dict.fromkeys(one.worker.hostname for one in placed))
+    return tuple(dict.fromkeys(member.worker.hostname for member in placed))

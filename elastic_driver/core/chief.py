@@ -271,7 +271,7 @@ def _give_up_hosts(t: Transition) -> None:
     """Give up silent hosts, and fill places again: a parameter server that would have been there goes elsewhere."""
     before: list[str] | None = None
     while not t.state.ended:
-        given_up = [one.hostname for one in t.state.silent if one.given_up]
+        given_up = [silence.hostname for silence in t.state.silent if silence.given_up]
         if given_up == before:
             return
         if before is not None:

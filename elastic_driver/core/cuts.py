@@ -82,15 +82,15 @@ class Cuts:
     @property
     def out(self) -> frozenset[str]:
         """The hosts that get no workers, as of the last :meth:`expire`."""
-        return frozenset(one.hostname for one in self.hosts if one.active)
+        return frozenset(cut_host.hostname for cut_host in self.hosts if cut_host.active)
 
     def leave_out(self, hostnames: Sequence[str], now: float) -> Cuts:
         """Leave these hosts out, for longer each time."""
         low, high = LEFT_OUT_RANGE_S
-        before = {one.hostname: one.pause_s for one in self.hosts}
+        before = {cut_host.hostname: cut_host.pause_s for cut_host in self.hosts}
         pauses = [min(high, 2 * before[name]) if name in before else low for name in hostnames]
         fresh = (LeftOut(name, now + pause_s, pause_s) for name, pause_s in zip(hostnames, pauses, strict=True))
-        kept = tuple(one for one in self.hosts if one.hostname not in hostnames)
+        kept = tuple(cut_host for cut_host in self.hosts if cut_host.hostname not in hostnames)
         return Cuts((*kept, *fresh))
 
     def pause(self, now: float, range_s: tuple[float, float]) -> Cuts:
@@ -109,21 +109,23 @@ class Cuts:
         cuts = self
         if cuts.until is not None and now >= cuts.until + FORGOTTEN_AFTER_S:
             cuts = cuts.forget_pauses()
-        if all(now < (one.until if one.active else one.until + FORGOTTEN_AFTER_S) for one in cuts.hosts):
+        if all(
+            now < (cut_host.until if cut_host.active else cut_host.until + FORGOTTEN_AFTER_S) for cut_host in cuts.hosts
+        ):
             return cuts
-        hosts = (one if now < one.until else replace(one, active=False) for one in cuts.hosts)
-        return replace(cuts, hosts=tuple(one for one in hosts if now < one.until + FORGOTTEN_AFTER_S))
+        hosts = (cut_host if now < cut_host.until else replace(cut_host, active=False) for cut_host in cuts.hosts)
+        return replace(cuts, hosts=tuple(cut_host for cut_host in hosts if now < cut_host.until + FORGOTTEN_AFTER_S))
 
     def next_expiry(self) -> float | None:
         """Return when the next host is readmitted; None if none is out."""
-        return min((one.until for one in self.hosts if one.active), default=None)
+        return min((cut_host.until for cut_host in self.hosts if cut_host.active), default=None)
 
     def forget_absent(self, listed: Iterable[str]) -> Cuts:
         """Forget unlisted hosts: a host that returns under the same name counts as a new machine."""
         names = frozenset(listed)
-        if all(one.hostname in names for one in self.hosts):
+        if all(cut_host.hostname in names for cut_host in self.hosts):
             return self
-        return replace(self, hosts=tuple(one for one in self.hosts if one.hostname in names))
+        return replace(self, hosts=tuple(cut_host for cut_host in self.hosts if cut_host.hostname in names))
 
 
 def hosts_that_go(

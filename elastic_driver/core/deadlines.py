@@ -141,7 +141,7 @@ def next_deadline(state: State) -> float | None:
     times = [deadline_of(state, record) for record in in_phase(state, WorkerPhase.BOOTING, WorkerPhase.LEAVING)]
     times += [record.leave_by for record in state.workers if record.leave_by is not None]
     times += [record.exit_by for record in state.workers if record.exit_by is not None]
-    times += [one.kept_until for one in state.silent if one.kept_until is not None]
+    times += [silence.kept_until for silence in state.silent if silence.kept_until is not None]
     if state.policy.on_change.asks_for_rounds:
         if state.reset is not None and not state.registry.complete:
             times.append(state.reset.deadline)
@@ -149,7 +149,7 @@ def next_deadline(state: State) -> float | None:
     elif state.policy.on_change.restarts:
         times.append(launch_held_until(state) if state.last_call is None else state.last_call)
         times.append(checkpoints_by(state))
-        times += [one.until for one in state.preparing if not one.late]
+        times += [preparing_host.until for preparing_host in state.preparing if not preparing_host.late]
     else:
         times.append(state.setbacks.present.until)
     if state.chief is not None and state.chief.phase is ChiefPhase.RUNNING:

@@ -84,7 +84,7 @@ def _of_servers(state: State, hostname: str) -> str:
     if state.chief is None:
         return ": its servers are told to end"
     text = ": its workers end when the chief has taken them out"
-    stay = [each for each in parameter_servers(state).values() if each.worker.hostname == hostname]
+    stay = [server for server in parameter_servers(state).values() if server.worker.hostname == hostname]
     if not stay:
         return text
     moves = state.chief.phase is ChiefPhase.STOPPING

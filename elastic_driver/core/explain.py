@@ -224,7 +224,11 @@ def _kept_out(state: State, now: float, *, before: str, unused: bool = True) -> 
         times = ["for good" if one.until is None else f"{max(0.0, one.until - now):.0f} s left" for one in out]
         hosts = [f"{one.hostname} ({time})" for one, time in zip(out, times, strict=True)]
         text += f"{before}blacklisted: {_listed(hosts)}"
-    left_out = [f"{one.hostname} ({max(0.0, one.until - now):.0f} s left)" for one in state.cuts.hosts if one.active]
+    left_out = [
+        f"{cut_host.hostname} ({max(0.0, cut_host.until - now):.0f} s left)"
+        for cut_host in state.cuts.hosts
+        if cut_host.active
+    ]
     if left_out:
         text += f"{before}left out: {_listed(left_out)}"
     drained: dict[str, list[int | None]] = {}
@@ -238,7 +242,11 @@ def _kept_out(state: State, now: float, *, before: str, unused: bool = True) -> 
         else:
             places += [f"{host.name}[{slot}]" for slot in range(host.slots) if slot in slots]
     places += [name for name in sorted(state.discovery.down) if None in drained.get(name, [])]
-    going_in = {one.hostname: max(0.0, one.by - now) for one in state.departing if one.by is not None}
+    going_in = {
+        departing_host.hostname: max(0.0, departing_host.by - now)
+        for departing_host in state.departing
+        if departing_host.by is not None
+    }
     going = [f"{name} ({f'{left_s:.0f} s left' if left_s else 'any moment'})" for name, left_s in going_in.items()]
     if going:
         text += f"{before}going away: {_listed(going)}"
@@ -349,7 +357,7 @@ def _discovery(state: State, now: float) -> str:
 def _preparing(state: State, now: float) -> str:
     """List the hosts for which the round will end once they have imported the workers' modules."""
     limit = state.policy.max_num_proc
-    unready = [one for one in state.preparing if not one.late]
+    unready = [preparing_host for preparing_host in state.preparing if not preparing_host.late]
     if not unready or (limit is not None and len(state.members) >= limit):
         return ""
     left = _left(max(one.until for one in unready), now)

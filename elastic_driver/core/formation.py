@@ -30,7 +30,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
     root = most_advanced(state, stateful) if stateful else None
     backend = _common_backend(members)
     if backend is None:
-        have = "; ".join(f"{one.worker} has {', '.join(one.backends) or 'none'}" for one in members[:6])
+        have = "; ".join(f"{member.worker} has {', '.join(member.backends) or 'none'}" for member in members[:6])
         t.end(
             ExitCode.BAD_USAGE,
             f"cannot run {len(members)} workers: they have no collective backend in common ({have}); install the "
@@ -51,7 +51,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
     handing_over = None if all_offered(state, (members[0].worker,)) else members[0].worker
     formed = Round(
         state.next_round_id,
-        tuple(one.worker for one in placed),
+        tuple(member.worker for member in placed),
         handing_over,
         reset.began,
         sync=reset.unplanned or not in_step,
@@ -82,17 +82,17 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
     t.state = forget_round(state, formed)
     t.put_all(
         replace(
-            by_worker[one.worker],
+            by_worker[member.worker],
             phase=WorkerPhase.MEMBER,
             since=t.now,
             round_id=formed.round_id,
             # Before the first commit, the initial state of a process is the state. Workers that report no commits have
             # it in the first round; later ones get it when they have been in a round for a while.
-            has_state=by_worker[one.worker].has_state or not (formed.commits if tells_commits else stateful),
-            rank=one.slot.rank,
+            has_state=by_worker[member.worker].has_state or not (formed.commits if tells_commits else stateful),
+            rank=member.slot.rank,
             committed_at=None,
         )
-        for one in placed
+        for member in placed
     )
     if not tells_commits:  # as for restarted workers: a long round counts as progress
         t.state = replace(t.state, setbacks=t.state.setbacks.begin(t.now))

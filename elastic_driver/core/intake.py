@@ -141,7 +141,11 @@ def _take_hosts(t: Transition, event: HostsDiscovered) -> None:
     listed = event.down.union(up) - others
     # A host that returns is a new machine, even if the old one, no longer listed, has announced again that it goes
     # away. So is a host that was to go away, and did.
-    has_gone = {one.hostname for one in t.state.departing if not one.listed and not one.by_hand}
+    has_gone = {
+        departing_host.hostname
+        for departing_host in t.state.departing
+        if not departing_host.listed and not departing_host.by_hand
+    }
     has_gone &= discovery.slots.keys() - up.keys()
     kept = listed.intersection(t.state.listed) - has_gone
     staying = event.down.union(record.worker.hostname for record in t.state.workers)
@@ -163,7 +167,7 @@ def _take_hosts(t: Transition, event: HostsDiscovered) -> None:
         blacklist=t.state.blacklist.forgive_absent(listed).go_down(sorted(event.down - t.state.discovery.down), t.now),
         cuts=t.state.cuts.forget_absent(listed),
         drained=frozenset(place for place in t.state.drained if place[0] in kept),
-        departing=tuple(one for one in t.state.departing if one.hostname in kept),
+        departing=tuple(departing_host for departing_host in t.state.departing if departing_host.hostname in kept),
         preparing=_preparing(t, event.preparing, anew=others),
     )
     if not t.state.policy.has_chief:  # with a chief, a limit holds as long as the place is gone
@@ -172,17 +176,23 @@ def _take_hosts(t: Transition, event: HostsDiscovered) -> None:
 
 def _preparing(t: Transition, names: Set[str], *, anew: Set[str]) -> tuple[Preparing, ...]:
     """Return the hosts that prepare now. A repeated report gives a host no more time, unless it starts anew."""
-    known = {one.hostname: one for one in t.state.preparing if one.hostname not in anew}
+    known = {
+        preparing_host.hostname: preparing_host
+        for preparing_host in t.state.preparing
+        if preparing_host.hostname not in anew
+    }
     return tuple(known.get(name, Preparing(name, t.now + PREPARING_S)) for name in sorted(names))
 
 
 def _take_host_report(t: Transition, event: HostReport) -> None:
-    known = next((one for one in t.state.silent if one.hostname == event.hostname), None)
-    others = tuple(one for one in t.state.silent if one is not known)
+    known = next((silence for silence in t.state.silent if silence.hostname == event.hostname), None)
+    others = tuple(silence for silence in t.state.silent if silence is not known)
     if isinstance(event, HostHeard):
         if known is not None:
             if known.told and not known.given_up:
-                others = tuple(replace(one, kept_until=t.now + HEALING_S) if one.told else one for one in others)
+                others = tuple(
+                    replace(other, kept_until=t.now + HEALING_S) if other.told else other for other in others
+                )
             t.state = replace(t.state, silent=others)
             if known.told and not known.given_up:
                 t.report(f"host {event.hostname} is heard again, after {t.now - known.since:.1f} s")
@@ -196,9 +206,11 @@ def _take_host_report(t: Transition, event: HostReport) -> None:
 def _take_departures(t: Transition, departures: Sequence[Departure]) -> None:
     """Apply the lister's announcements of which listed hosts are about to go away. It may withdraw them."""
     said = {departure.hostname: departure for departure in departures}
-    for one in t.state.departing:
-        if one.listed and one.hostname not in said:
-            _take_drain(t, DrainRequested(one.hostname, None, f"no longer so: {one.why}", undo=True))
+    for departing_host in t.state.departing:
+        if departing_host.listed and departing_host.hostname not in said:
+            _take_drain(
+                t, DrainRequested(departing_host.hostname, None, f"no longer so: {departing_host.why}", undo=True)
+            )
     for departure in departures:
         if t.state.is_listed(departure.hostname):
             why, within_s = departure.why, departure.within_s
@@ -216,7 +228,11 @@ def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -
         places = frozenset(place for place in t.state.drained if place[0] == name and slot in (None, place[1]))
         if places:
             t.report(f"{what} may be used again: {event.why}")
-        departing = tuple(one for one in t.state.departing if slot is not None or one.hostname != name)
+        departing = tuple(
+            departing_host
+            for departing_host in t.state.departing
+            if slot is not None or departing_host.hostname != name
+        )
         t.state = replace(t.state, drained=t.state.drained - places, departing=departing)
         _lift_drain_limits(t, inside)
         return
@@ -256,8 +272,8 @@ def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -
 def _note_departure(t: Transition, event: DrainRequested, *, listed: bool) -> bool:
     """Record that a host is about to go away. Return whether that is sooner than was known."""
     name, by = event.hostname, None if event.within_s is None else t.now + event.within_s
-    known = next((one for one in t.state.departing if one.hostname == name), None)
-    others = tuple(one for one in t.state.departing if one is not known)
+    known = next((departing_host for departing_host in t.state.departing if departing_host.hostname == name), None)
+    others = tuple(departing_host for departing_host in t.state.departing if departing_host is not known)
     if known is None:
         by_hand = (name, None) in t.state.drained
         is_sooner, one = by is not None, Departing(name, event.why, by, listed and not by_hand, by_hand)

@@ -46,9 +46,11 @@ def check_invariants(state: State) -> None:
     for record in in_phase(state, WorkerPhase.MEMBER):
         assert roundless or state.is_member(record.worker), "a member that the round does not know"
         assert record.round_id == state.round_id
-    names = [one.hostname for one in state.silent]
+    names = [silence.hostname for silence in state.silent]
     assert len(names) == len(set(names)), "a host is silent twice"
-    assert all(one.sure or not (one.given_up or one.told) for one in state.silent), "a host in doubt is judged"
+    assert all(silence.sure or not (silence.given_up or silence.told) for silence in state.silent), (
+        "a host in doubt is judged"
+    )
     out = state.cuts.out
     assert asks or not out, "a host is left out by workers that do not ask for rounds"
     stays = [record.worker.hostname for record in state.workers if record.phase is not WorkerPhase.LEAVING]
@@ -94,7 +96,7 @@ def _check_chief(state: State) -> None:
 
 def _check_hosts(state: State) -> None:
     order, listed = state.discovery.order, frozenset(state.hosts)
-    going = [one.hostname for one in state.departing]
+    going = [departing_host.hostname for departing_host in state.departing]
     assert len(set(going)) == len(going), "a host that goes away twice"
     assert all((name, None) in state.drained for name in going), "a host that goes away may have workers"
     assert len({host.name for host in order}) == len(order), "a host twice in the order"

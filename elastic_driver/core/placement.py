@@ -67,7 +67,7 @@ def server_places(state: State) -> Mapping[tuple[str, int], int]:
         return places
     offered = [place for place in _offered_places(state, frozenset()) if place not in places]
     closed = {host.name for host in state.hosts if not free_slots(state, host)}
-    gone = {one.hostname for one in state.silent if one.given_up}
+    gone = {silence.hostname for silence in state.silent if silence.given_up}
     protected = protected_hosts(state)
     living: set[tuple[str, int]] = set()
     leaving: set[tuple[str, int]] = set()

@@ -75,7 +75,7 @@ def redo(state: State, levels: HostLevels) -> list[Command]:
     if levels.hostname == CHIEF:
         return list(_chief_orders(state, levels))
     # When the job has ended, the state no longer records which hosts were heard again since.
-    if not state.ended and any(one.hostname == levels.hostname and one.given_up for one in state.silent):
+    if not state.ended and any(silence.hostname == levels.hostname and silence.given_up for silence in state.silent):
         return [GiveUpHost(levels.hostname, "it was given up while it was not heard")]
     commands = [command for worker in levels.there for command in _orders(state, worker)]
     fresh = [record.worker for record in _not_there(state, levels) if _is_to_start(state, record)]
@@ -90,8 +90,8 @@ def _starts(state: State, fresh: list[WorkerId]) -> list[StartWorker]:
         return planned_starts(state, fresh, places_to_stand_by(state))
     assert state.launch is not None, "restarted workers boot for a launch"
     hosts = hosts_of(state.launch.placed)
-    placed = (each for each in state.launch.placed if each.worker in fresh)
-    return [StartWorker(each.worker, each.slot, hosts=hosts) for each in placed]
+    placed = (member for member in state.launch.placed if member.worker in fresh)
+    return [StartWorker(member.worker, member.slot, hosts=hosts) for member in placed]
 
 
 def unknown(state: State, levels: HostLevels) -> tuple[WorkerId, ...]:

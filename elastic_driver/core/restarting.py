@@ -181,7 +181,7 @@ def _launch(t: Transition, places: Places) -> None:
     if not state.round_id:
         tell_of_strangers(t)
     placed = assign_ranks(tuple(fresh), host_order=state.discovery.order, root=first_root(state, fresh))
-    members = tuple(one.worker for one in placed)
+    members = tuple(member.worker for member in placed)
     # A round whose processes could not all be started has never begun.
     old_size = len(state.members) if state.launch is None else state.launch.old_size
     cause, round_id, reset = cause_of(t, members), state.next_round_id, t.in_reset()
@@ -194,11 +194,11 @@ def _launch(t: Transition, places: Places) -> None:
         launch=Launch(placed, cause, old_size),
         tally=tally,
     )
-    rank_of = {one.worker: one.slot.rank for one in placed}
+    rank_of = {member.worker: member.slot.rank for member in placed}
     booting = in_phase(t.state, WorkerPhase.BOOTING)
     t.put_all(replace(record, round_id=round_id, rank=rank_of[record.worker]) for record in booting)
     hosts = hosts_of(placed)
-    t.commands += [StartWorker(one.worker, one.slot, hosts=hosts) for one in placed]
+    t.commands += [StartWorker(member.worker, member.slot, hosts=hosts) for member in placed]
 
 
 def _begin_round(t: Transition) -> None:

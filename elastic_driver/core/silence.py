@@ -27,24 +27,24 @@ def give_up_silent(t: Transition) -> None:
     living = {record.worker.hostname for record in t.state.workers}
     silent = concerning(t.state)
     # Neither hosts in doubt nor hosts whose end will soon be reported are reliable.
-    why = why_needed(t.state, [one.hostname for one in silent])
-    why_told = why_needed(t.state, [one.hostname for one in silent if one.sure]) if why else ""
+    why = why_needed(t.state, [silence.hostname for silence in silent])
+    why_told = why_needed(t.state, [silence.hostname for silence in silent if silence.sure]) if why else ""
     after = []
-    for one in t.state.silent:
-        silent_s = t.now - one.since
-        is_concerned = one in silent
-        if one.kept_until is not None and t.now >= one.kept_until:
-            one = replace(one, kept_until=None)
-        if one.given_up or not one.sure or not is_concerned:
+    for silence in t.state.silent:
+        silent_s = t.now - silence.since
+        is_concerned = silence in silent
+        if silence.kept_until is not None and t.now >= silence.kept_until:
+            silence = replace(silence, kept_until=None)
+        if silence.given_up or not silence.sure or not is_concerned:
             pass  # an unlisted host without workers may return to the list, still silent
-        elif one.kept_until is None and (not why or one.hostname not in living):
-            t.commands.append(GiveUpHost(one.hostname, f"it was not heard for {silent_s:.1f} s"))
-            one = replace(one, given_up=True)
-        elif why_told and not one.told:
-            text = f"host {one.hostname} has not been heard for {silent_s:.1f} s; the job waits for it: {why_told}"
+        elif silence.kept_until is None and (not why or silence.hostname not in living):
+            t.commands.append(GiveUpHost(silence.hostname, f"it was not heard for {silent_s:.1f} s"))
+            silence = replace(silence, given_up=True)
+        elif why_told and not silence.told:
+            text = f"host {silence.hostname} has not been heard for {silent_s:.1f} s; the job waits for it: {why_told}"
             t.report(text, warning=True)
-            one = replace(one, told=True)
-        after.append(one)
+            silence = replace(silence, told=True)
+        after.append(silence)
     t.state = replace(t.state, silent=tuple(after))
 
 

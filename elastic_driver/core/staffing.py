@@ -118,7 +118,7 @@ def fill_places(t: Transition) -> None:
     targets = target_places(t.state)
     servers = server_places(t.state)
     # On a host that was given up a new worker would be as lost as the last one, until it is heard again or unlisted.
-    lost = {one.hostname for one in t.state.silent if one.given_up}
+    lost = {silence.hostname for silence in t.state.silent if silence.given_up}
     free = [place for place in (*servers, *targets, *standbys) if place not in held and place[0] not in lost]
     if not free:
         return
@@ -144,12 +144,12 @@ def planned_starts(state: State, fresh: Container[WorkerId], standbys: Places) -
     root = first_root(state, ranked) if starts else None
     placed = assign_ranks(tuple(ranked), host_order=state.discovery.order, root=root)
     hosts = hosts_of(placed)
-    commands = [StartWorker(one.worker, one.slot, hosts=hosts) for one in placed if one.worker in fresh]
+    commands = [StartWorker(member.worker, member.slot, hosts=hosts) for member in placed if member.worker in fresh]
     if len(ranked) < len(staying):
         # A standby is planned as if all had a rank: so it has nobody else's local rank.
-        for one in assign_ranks([r.worker for r in staying], host_order=state.discovery.order, root=None):
-            if one.worker in fresh and one.worker not in ranked:
-                commands.append(StartWorker(one.worker, one.slot, standby=True, hosts=hosts))
+        for member in assign_ranks([r.worker for r in staying], host_order=state.discovery.order, root=None):
+            if member.worker in fresh and member.worker not in ranked:
+                commands.append(StartWorker(member.worker, member.slot, standby=True, hosts=hosts))
     return commands
 
 
@@ -167,7 +167,9 @@ def server_starts(state: State, fresh: Container[WorkerId]) -> list[StartWorker]
     """
     number = state.policy.num_parameter_servers
     workers = [r.worker for r in state.workers if r.parameter_server is None and r.phase is not WorkerPhase.LEAVING]
-    slots = {one.worker: one.slot for one in assign_ranks(workers, host_order=state.discovery.order, root=None)}
+    slots = {
+        member.worker: member.slot for member in assign_ranks(workers, host_order=state.discovery.order, root=None)
+    }
     starts = []
     for record in state.workers:
         if record.worker not in fresh:

@@ -720,9 +720,9 @@ def leaves_by(state: State, hostname: str) -> Moment | None:
 
     None for a host that stays, or whose time is unknown.
     """
-    for one in state.departing:
-        if one.hostname == hostname and one.by is not None:
-            return one.by - LAST_MOMENT_S
+    for departing_host in state.departing:
+        if departing_host.hostname == hostname and departing_host.by is not None:
+            return departing_host.by - LAST_MOMENT_S
     return None
 
 
@@ -760,7 +760,7 @@ def lacks_servers(state: State) -> bool:
 
 def still_preparing(state: State) -> frozenset[str]:
     """Return the hosts for which a round is not to be ended now, as they still prepare."""
-    return frozenset(one.hostname for one in state.preparing if not one.late)
+    return frozenset(preparing_host.hostname for preparing_host in state.preparing if not preparing_host.late)
 
 
 def concerning(state: State) -> tuple[Silence, ...]:
@@ -768,12 +768,12 @@ def concerning(state: State) -> tuple[Silence, ...]:
     if not state.silent:
         return ()
     names = {host.name for host in state.hosts} | {record.worker.hostname for record in state.workers}
-    return tuple(one for one in state.silent if one.hostname in names)
+    return tuple(silence for silence in state.silent if silence.hostname in names)
 
 
 def silent_hosts(state: State) -> frozenset[str]:
     """Return the hosts that are surely silent."""
-    return frozenset(one.hostname for one in state.silent if one.sure)
+    return frozenset(silence.hostname for silence in state.silent if silence.sure)
 
 
 def finishing(state: State) -> bool:

@@ -33,8 +33,10 @@ class Transition:
         cuts = state.cuts.expire(now)
         is_same = blacklist is state.blacklist and cuts is state.cuts
         self.state = state if is_same else replace(state, blacklist=blacklist, cuts=cuts)
-        if any(not one.late and now >= one.until for one in state.preparing):
-            preparing = tuple(replace(one, late=now >= one.until) for one in state.preparing)
+        if any(not preparing_host.late and now >= preparing_host.until for preparing_host in state.preparing):
+            preparing = tuple(
+                replace(preparing_host, late=now >= preparing_host.until) for preparing_host in state.preparing
+            )
             self.state = replace(self.state, preparing=preparing)
         self.now = now
         self.commands: list[Command] = []

@@ -31,11 +31,11 @@ def leave_out_unreachable(t: Transition) -> None:
     there = dict.fromkeys(record.worker.hostname for record in reachable(t.state))
     # Accusations by or against workers that are dead, or silent, do not count here: those are judged as such.
     pairs = [
-        Accusation(accuser.worker, one)
+        Accusation(accuser.worker, accused)
         for accuser in reset.accusers
         if accuser.worker.hostname in there
-        for one in accuser.accused
-        if one.first.hostname in there
+        for accused in accuser.accused
+        if accused.first.hostname in there
     ]
     t.state = replace(t.state, reset=replace(reset, accusers=Roster()))
     if not pairs:
@@ -74,7 +74,7 @@ def _can_do_without(state: State, going: Sequence[str], cuts: Cuts) -> bool:
 
 
 def _leave_out(t: Transition, going: Sequence[str], pairs: Sequence[Accusation], cuts: Cuts) -> None:
-    left_out, gone = {one.hostname: one for one in cuts.hosts}, frozenset(going)
+    left_out, gone = {cut_host.hostname: cut_host for cut_host in cuts.hosts}, frozenset(going)
     for name in going[:_MOST_TOLD]:
         said = _told(name, pairs)
         t.report(f"host {name} is left out for {left_out[name].pause_s:g} s: {said}", warning=True)

@@ -76,9 +76,9 @@ def stops(findings: Sequence[Finding]) -> bool:
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:
     merged: dict[tuple[Level, str, str], tuple[str, ...]] = {}
-    for each in findings:
-        key = each.level, each.what, each.advice
-        merged[key] = (*merged.get(key, ()), *each.hosts)
+    for finding in findings:
+        key = finding.level, finding.what, finding.advice
+        merged[key] = (*merged.get(key, ()), *finding.hosts)
     return [Finding(level, hosts, what, advice) for (level, what, advice), hosts in merged.items()]
 
 
@@ -105,7 +105,7 @@ def _absent(hosts: Sequence[str], facts: Mapping[str, HostFacts], seen: Seen, li
 
 def _together(hosts: Sequence[str], facts: Mapping[str, HostFacts], seen: Seen) -> Iterator[Finding]:
     """Yield findings from the results of the allreduces."""
-    met = {host: each.meeting for host, each in facts.items() if each.meeting is not None}
+    met = {host: host_facts.meeting for host, host_facts in facts.items() if host_facts.meeting is not None}
     wrong = tuple(host for host, meeting in met.items() if not meeting.correct)
     if wrong:
         advice = "look for a broken network card or memory, and report it with this output"
@@ -125,7 +125,7 @@ def _different(facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     yield from _odd(
         facts, "number of GPUs", lambda each: str(len(each.gpus)), "use -H HOST:N with the number that each has"
     )
-    with_gpu = {host: each for host, each in facts.items() if each.gpus}
+    with_gpu = {host: host_facts for host, host_facts in facts.items() if host_facts.gpus}
     yield from _odd(with_gpu, "GPU driver", lambda each: each.gpu_driver, "NCCL works best with one version")
     yield from _odd(facts, "machine", lambda each: each.machine, "results may differ between them")
 
@@ -133,7 +133,7 @@ def _different(facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
 def _odd(
     facts: Mapping[str, HostFacts], name: str, value: Callable[[HostFacts], str], advice: str
 ) -> Iterator[Finding]:
-    values = {host: value(each) for host, each in facts.items()}
+    values = {host: value(host_facts) for host, host_facts in facts.items()}
     if len(set(values.values())) < 2:
         return
     usual = Counter(values.values()).most_common(1)[0][0]

@@ -88,9 +88,9 @@ class Seen:
             case {"event": "host_lost", "host": host, "reason": reason}:
                 self.lost[host] = reason
             case {"event": "network_checked", "links": links, "barred": barred, "slow": slow, "admitted": admitted}:
-                for each in links:
-                    one, other = each["hosts"]
-                    self.links[one, other] = Link((one, other), each["rtt_ms"], each["mbit_s"])
+                for link in links:
+                    one, other = link["hosts"]
+                    self.links[one, other] = Link((one, other), link["rtt_ms"], link["mbit_s"])
                 self.slow += [line for line in slow if line not in self.slow]
                 self.unready |= barred
                 for host in admitted:

@@ -94,7 +94,8 @@ class DiscoveryLoop:
                 answered = not fails or self._discovery.answers()
                 now = self._clock()
                 going = {
-                    each.hostname: now + (math.inf if each.within_s is None else each.within_s) for each in departures
+                    departure.hostname: now + (math.inf if departure.within_s is None else departure.within_s)
+                    for departure in departures
                 }
                 # Compared with what the core knows: a repeated countdown is no news.
                 sooner = any(by < known.get(name, math.inf) - LAST_MOMENT_S for name, by in going.items())

@@ -76,7 +76,7 @@ class HostEvents:
 
     def network_checked(self, report: Checked) -> None:
         """Report the result of a check of the network between hosts."""
-        links = [LinkMeasured(hosts, each.rtt_s, each.speed or 0.0) for hosts, each in report.links.items()]
+        links = [LinkMeasured(hosts, link.rtt_s, link.speed or 0.0) for hosts, link in report.links.items()]
         self._chronicle.network_checked(
             NetworkChecked(report.admitted, report.barred, report.unheard, links, report.slow, report.took_s)
         )

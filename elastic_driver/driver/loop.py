@@ -396,11 +396,11 @@ class ElasticDriver:
             self._told_of_flags = True
             self._warn_of_flags(command.backend)
         self.requests.begin_round(command.round_id)
-        for one in command.placed:
-            self.workers.label(one.worker, str(one.slot.rank))
+        for member in command.placed:
+            self.workers.label(member.worker, str(member.slot.rank))
         formed = self.stepper.state.round
         assert formed is not None
-        hosts = sorted({one.worker.hostname for one in command.placed})
+        hosts = sorted({member.worker.hostname for member in command.placed})
         self.rounds.publish(formed, command.placed, self.agents.addresses.of(hosts))
         pids = {worker: one.pid for worker, one in self.workers.living.items()}
         self.chronicle.round_formed(command, pids, self.clock() - self.stepper.state.reset_began)

@@ -246,8 +246,8 @@ class Page:
         # Its beginning as a fixed point in time: the feed sends only changes.
         status["discovery_fails"] = None if outage is None else {"reason": outage.error, "age_s": now - outage.since}
         status["durable"] = [
-            {"where": one.where, "written": one.written, "commits": one.commits, "trouble": one.trouble}
-            for one in self._chronicle.disk_reports
+            {"where": report.where, "written": report.written, "commits": report.commits, "trouble": report.trouble}
+            for report in self._chronicle.disk_reports
         ]
         return status
 

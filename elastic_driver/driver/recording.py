@@ -424,7 +424,7 @@ def _was_ours(found: Recorded | Closed | None, held: HeldJournal) -> bool:
 
 def _warn_of_differences(given: Settings, kept: Settings, tell: LinePrinter) -> None:
     """Warn of flags that differ from those of the job that is taken over. Omits their values, e.g. of -x."""
-    names = (each.name for each in fields(Settings) if each.name not in _OF_NOW)
+    names = (setting.name for setting in fields(Settings) if setting.name not in _OF_NOW)
     differ = (name for name in names if getattr(given, name) != getattr(kept, name))
     said = dict.fromkeys(filter(None, (FLAGS.get(name) or _IN_WORDS.get(name) for name in differ)))
     if said:

@@ -247,15 +247,15 @@ class Rounds:
         if backend is None:
             return  # they know their places, and are watched only for their ends
         self._placed = {
-            one.worker: RoundAssignment(
+            member.worker: RoundAssignment(
                 round_id=formed.round_id,
-                slot=one.slot,
+                slot=member.slot,
                 sync=formed.sync,
                 commits=formed.commits,
                 backend=backend,
-                address=addresses[one.worker.hostname],
+                address=addresses[member.worker.hostname],
             )
-            for one in placed
+            for member in placed
         }
 
     def dismiss(self, worker: WorkerId, reason: str) -> None:

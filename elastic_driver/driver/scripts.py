@@ -33,7 +33,7 @@ class Scripts:
         if len(self._hosts) == 1 or digest in self._told or len(self._told) >= _MOST_TOLD:
             return ""
         others = ((known, host) for known, hosts in self._hosts.items() if known != digest for host in hosts)
-        found = next((each for each in others if each[1] != hostname), None)
+        found = next((other for other in others if other[1] != hostname), None)
         if found is None:
             return ""
         self._told |= {digest, found[0]}

@@ -149,7 +149,7 @@ def standing(state: State, now: float) -> dict[str, object]:
         "hosts": [{"name": host.name, "slots": host.slots, "labels": list(host.labels)} for host in state.hosts],
         "unused": unused_slots(state),
         "blacklisted": [h.name for h in state.hosts if state.blacklist.is_blacklisted(h.name)],
-        "silent": [one.hostname for one in state.silent if one.sure],
+        "silent": [silence.hostname for silence in state.silent if silence.sure],
         "left_out": sorted(state.cuts.out),
         **_drained(state),
         **_chief_of(state, now),

@@ -147,8 +147,10 @@ class Takeover:
         if state.policy.has_chief:
             names.add(CHIEF)
         await parts.fleet.returning.expect(self, tuple(self._agents.values()), sorted(names))
-        parts.fleet.resume(one.hostname for one in state.silent)
-        parts.workers.expect([one for one in self._processes(state) if parts.fleet.link_of(one.hostname) is not None])
+        parts.fleet.resume(silence.hostname for silence in state.silent)
+        parts.workers.expect(
+            [worker for worker in self._processes(state) if parts.fleet.link_of(worker.hostname) is not None]
+        )
         # A launched round of restarted workers begins when all of them run.
         has_begun = state.round is not None and state.launch is None
         if state.round_id and has_begun:
@@ -166,7 +168,7 @@ class Takeover:
         parts, state = self._parts, self._parts.stepper.state
         for link in parts.fleet.returning.away():
             self._wait_for(link)
-        nowhere = [one for one in self._processes(state) if parts.fleet.link_of(one.hostname) is None]
+        nowhere = [worker for worker in self._processes(state) if parts.fleet.link_of(worker.hostname) is None]
         self._lose(nowhere, "its agent was lost while the driver was away")
         self._look_who_is_away()
 
@@ -174,7 +176,7 @@ class Takeover:
     def _processes(state: State) -> list[WorkerId]:
         """Return all workers, and the chief."""
         chief = chief_of(state)
-        return [*(one.worker for one in state.workers), *(() if chief is None else (chief,))]
+        return [*(record.worker for record in state.workers), *(() if chief is None else (chief,))]
 
     def _wait_for(self, link: AgentLink, waited_s: float = 0.0) -> None:
         """Wait until an agent's lease is over, or longer: see :meth:`_may_train_on`. Check one of this machine."""
@@ -280,9 +282,9 @@ class Takeover:
         chief = chief_of(state)
         if chief is not None and fleet.link_of(chief.hostname) is link:
             there.setdefault(chief.hostname, [])
-        for one in state.silent:
-            if fleet.link_of(one.hostname) is link:
-                there.setdefault(one.hostname, [])
+        for silence in state.silent:
+            if fleet.link_of(silence.hostname) is link:
+                there.setdefault(silence.hostname, [])
         for level in levels.workers:
             worker = worker_named(level.worker)
             other = fleet.link_of(worker.hostname)

@@ -134,7 +134,7 @@ def range_request(start: str, end: str, *, limit: int = 0, keys_only: bool = Fal
 def txn_request(compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> Body:
     """Return a request for a transaction."""
     return {
-        "compare": [_compare(each) for each in compares],
+        "compare": [_compare(compare) for compare in compares],
         "success": [_operation(each) for each in success],
         "failure": [_operation(each) for each in failure],
     }
@@ -165,7 +165,7 @@ def refusal_in(answer: Body) -> tuple[str, int] | None:
 
 def page(answer: Body) -> Page:
     """Parse the answer to a range."""
-    found = tuple(_key_value(each) for each in _list(answer, "kvs"))
+    found = tuple(_key_value(kv) for kv in _list(answer, "kvs"))
     return Page(found, _flag(answer, "more"), revision_of(answer))
 
 
@@ -174,7 +174,7 @@ def outcome(answer: Body) -> Outcome:
     found = []
     for response in _list(answer, "responses"):
         read = _object(_object(response).get("response_range", {}))
-        found.append(tuple(_key_value(each) for each in _list(read, "kvs")))
+        found.append(tuple(_key_value(kv) for kv in _list(read, "kvs")))
     return Outcome(_flag(answer, "succeeded"), tuple(found), revision_of(answer))
 
 

@@ -191,7 +191,7 @@ def values_of(outcomes: Iterable[Outcome], events: Iterable[Mapping[str, Any]]) 
         events: of the job; empty on a node other than the driver's.
     """
     rounds = [event["round_id"] for event in events if event.get("event") == "round_formed"]
-    every = [each for each in outcomes if isinstance(each, Returned)]
+    every = [outcome for outcome in outcomes if isinstance(outcome, Returned)]
     last = max(rounds or [each.round_id for each in every], default=0)
     returned = [each for each in every if each.round_id == last]
     return {each.rank: cloudpickle.loads(each.value) for each in sorted(returned, key=lambda each: each.rank)}
@@ -292,7 +292,11 @@ def failures_of(outcomes: Iterable[Outcome], events: Iterable[Mapping[str, Any]]
         outcomes: of the workers.
         events: of the job.
     """
-    raised = {each.place.worker: each for each in outcomes if isinstance(each, Raised) and each.place is not None}
+    raised = {
+        outcome.place.worker: outcome
+        for outcome in outcomes
+        if isinstance(outcome, Raised) and outcome.place is not None
+    }
     ranks: dict[str, int] = {}
     ended: list[tuple[str, Mapping[str, Any]]] = []
     for event in events:
@@ -324,7 +328,9 @@ def raised_of(outcomes: Iterable[Outcome]) -> list[Failed]:
     Args:
         outcomes: of the workers.
     """
-    raised = [(each.place, each) for each in outcomes if isinstance(each, Raised) and each.place is not None]
+    raised = [
+        (outcome.place, outcome) for outcome in outcomes if isinstance(outcome, Raised) and outcome.place is not None
+    ]
     last = max((place.round_id for place, _ in raised), default=0)
     found = [
         Failed(place.rank, place.local_rank, place.pid, 1, place.time, each)

@@ -48,7 +48,7 @@ class _Window:
             return False
         if index > self.top:
             self.top = index
-            for old in [each for each in self._samples if each <= index - _WINDOW]:
+            for old in [sample for sample in self._samples if sample <= index - _WINDOW]:
                 del self._samples[old]
         self.slowest_s = max(self._samples.values())
         return True

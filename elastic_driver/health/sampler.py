@@ -91,8 +91,8 @@ class Sampler:
             memory = (memory or 0) + vitals.rss_bytes
             rates[worker] = _since(self._rates.get(worker), vitals, self._table.age_s(worker, now))
         self._rates = rates
-        cpu = [each.cpu for each in rates.values() if each.cpu is not None]
-        waiting = [each.waiting for each in rates.values() if each.waiting is not None]
+        cpu = [rate.cpu for rate in rates.values() if rate.cpu is not None]
+        waiting = [rate.waiting for rate in rates.values() if rate.waiting is not None]
         return Sampled(
             steps_per_s=self._steps_per_s(now, members),
             waiting=sum(waiting) / len(waiting) if waiting else None,

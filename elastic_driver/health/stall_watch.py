@@ -57,7 +57,7 @@ class StallWatch:
         return self._end(now, resumed=True) if stall is None else self._begin(stall, now)
 
     def _find(self, state: State, now: float, since: float, *, is_broken: bool = False) -> Stall | None:
-        stall = self._hangs.stall(now, lost=[one.hostname for one in state.silent], is_broken=is_broken)
+        stall = self._hangs.stall(now, lost=[silence.hostname for silence in state.silent], is_broken=is_broken)
         return stall if stall is None or stall.since >= since else replace(stall, since=since)
 
     def _begin(self, stall: Stall, now: float) -> list[Stalled | StallEnded]:

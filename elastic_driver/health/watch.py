@@ -246,7 +246,7 @@ class HealthWatch:
             step_of=lambda worker: _step_of(state, worker),
             trains=lambda worker: trains and _stays(state, worker),
             unheard=event.unheard,
-            silent=[one.hostname for one in state.silent],
+            silent=[silence.hostname for silence in state.silent],
             is_known=known.__contains__,
         ):
             found += self._suspicions.take(standstill)

@@ -413,7 +413,7 @@ def _line(command: Command) -> str:
     name = type(command).__name__
     match command:
         case PublishRound():
-            places = " ".join(f"{one.worker.key}={one.slot.rank}" for one in command.placed)
+            places = " ".join(f"{member.worker.key}={member.slot.rank}" for member in command.placed)
             return f"{name} {command.round_id} {places}"
         case StartWorker() | StopWorker() | KillWorker() | DismissWorker() | ReportDying() | ReportExit():
             return f"{name} {command.worker.key}"

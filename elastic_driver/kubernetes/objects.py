@@ -272,7 +272,9 @@ def _tolerate_for(spec: Object, seconds: int) -> None:
     """Set how long the pod stays bound to an unreachable node. The template's own values win."""
     tolerations = spec.setdefault("tolerations", [])
     # A toleration without an effect applies to all effects, one without a key to all keys.
-    given = {each.get("key") or "" for each in tolerations if each.get("effect") in (None, "", "NoExecute")}
+    given = {
+        toleration.get("key") or "" for toleration in tolerations if toleration.get("effect") in (None, "", "NoExecute")
+    }
     for key in _LOST:
         if given.isdisjoint((key, "")):
             more = {"effect": "NoExecute", "tolerationSeconds": seconds}

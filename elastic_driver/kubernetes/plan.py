@@ -456,7 +456,7 @@ def _finished_at(pod: Object, default: float) -> float:
     If no container has ended (the pod was evicted before it started one), this is the pod's creation time.
     """
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-    ends = [((each.get("state") or {}).get("terminated") or {}).get("finishedAt") for each in statuses]
+    ends = [((status.get("state") or {}).get("terminated") or {}).get("finishedAt") for status in statuses]
     found = [seconds for seconds in map(_seconds_of, ends) if seconds is not None]
     made = _seconds_of(pod["metadata"].get("creationTimestamp"))
     return max(found) if found else default if made is None else made
@@ -464,11 +464,11 @@ def _finished_at(pod: Object, default: float) -> float:
 
 def _end_of(launcher: Object | None) -> tuple[str, str] | None:
     """Return the condition of the resource and a sentence for the end of the launcher's Job; None before its end."""
-    for one in ((launcher or {}).get("status") or {}).get("conditions") or ():
-        if one.get("status") == "True" and one.get("type") in ("Complete", "Failed"):
-            if one["type"] == "Complete":
+    for condition in ((launcher or {}).get("status") or {}).get("conditions") or ():
+        if condition.get("status") == "True" and condition.get("type") in ("Complete", "Failed"):
+            if condition["type"] == "Complete":
                 return "Succeeded", "the launcher has ended with exit code 0"
-            why = one.get("message") or one.get("reason") or "it has failed"
+            why = condition.get("message") or condition.get("reason") or "it has failed"
             return "Failed", f"the launcher has failed: {why}"
     return None
 
@@ -493,9 +493,9 @@ _EXCLUSIVE = ("Created", "Running", "Suspended", "Succeeded", "Failed")
 
 
 def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
-    for one in status.get("conditions") or ():
-        if one.get("type") == kind and one.get("status") == "True":
-            return one  # type: ignore[no-any-return]
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == kind and condition.get("status") == "True":
+            return condition  # type: ignore[no-any-return]
     return None
 
 

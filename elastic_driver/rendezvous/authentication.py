@@ -239,6 +239,6 @@ def _is_printable_ascii(text: str) -> bool:
 def _mac(key: bytes, label: bytes, name: str, certificate: bytes, *nonces: bytes) -> bytes:
     # The parts need no separators: only the last has no fixed length. Lengths are checked because HMAC pads a short key
     # with zeros: an empty one would equal that of a service without a token.
-    if any(len(each) != MAC_BYTES for each in (key, certificate, *nonces)):
+    if any(len(part) != MAC_BYTES for part in (key, certificate, *nonces)):
         raise ValueError(f"a key, the SHA-256 of a certificate and a nonce have {MAC_BYTES} bytes")
     return hmac.digest(key, label + b"\0" + certificate + b"".join(nonces) + name.encode(), "sha256")

@@ -215,7 +215,7 @@ class Chronicle:
     def go_on(self, kept: ChronicleKept) -> None:
         """Continue with the rounds of a driver that has died. Must be called before all other methods."""
         self._first, last = (
-            [_Round(one.round_id, one.size, one.cause, one.commit, one.took_s) for one in rounds]
+            [_Round(round_.round_id, round_.size, round_.cause, round_.commit, round_.took_s) for round_ in rounds]
             for rounds in (kept.first, kept.last)
         )
         self._last = deque(last)

@@ -58,9 +58,9 @@ class Category(StrEnum):
     UNEXPLAINED = "unexplained"
 
 
-_ZEROS: Mapping[str, float] = {each.value: 0.0 for each in Category}
+_ZEROS: Mapping[str, float] = {category.value: 0.0 for category in Category}
 _ZEROS_OF_JOB: Mapping[str, float] = {
-    each.value: 0.0 for each in Category if each not in (Category.JOINER_BOOT, Category.DRAINED)
+    category.value: 0.0 for category in Category if category not in (Category.JOINER_BOOT, Category.DRAINED)
 }
 _RECOMPUTED = Category.RECOMPUTED.value
 
@@ -156,7 +156,7 @@ class Book:
         """Return how much of the time between these points was booked under a category, as far as not folded yet."""
         stretches = [*self._recent, (self.category, self.since, max(ended, self.since))]
         return sum(
-            max(0.0, min(until, ended) - max(since, began)) for each, since, until in stretches if each is category
+            max(0.0, min(until, ended) - max(since, began)) for kind, since, until in stretches if kind is category
         )
 
     def seconds(self, now: float) -> dict[str, float]:
@@ -191,7 +191,7 @@ class Booked:
     def told(self) -> str:
         """Word it: "goodput 97.3 %: training 1,234 s, reset 12.1 s (3), start 14.0 s, unexplained 0.2 s"."""
         first = (Category.TRAINING, Category.RESET, Category.STALLED, Category.RECOMPUTED)
-        order = [*first, *(each for each in Category if each not in first)]
+        order = [*first, *(category for category in Category if category not in first)]
         parts = []
         for category in order:
             spent_s = self.seconds.get(category, 0.0)
@@ -434,7 +434,7 @@ class Goodput:
                 pass
 
     def _books(self) -> list[Book]:
-        return [*filter(None, (self._job,)), *(one.book for one in self._workers.values())]
+        return [*filter(None, (self._job,)), *(worker.book for worker in self._workers.values())]
 
     def _take_stall(self, stood_s: float) -> None:
         """Book a stall: no worker has made progress for this long, nor will until the next happening."""
@@ -518,8 +518,8 @@ class Goodput:
     def _turn_all(self, now: float) -> None:
         if self._job is not None:
             self._job.turn(self._of_job(), now)
-        for one in self._workers.values():
-            one.book.turn(self._of_worker(one), now)
+        for worker in self._workers.values():
+            worker.book.turn(self._of_worker(worker), now)
 
     def _turn_worker(self, worker: WorkerId) -> None:
         one = self._workers.get(worker)

@@ -162,13 +162,13 @@ class _Source:
             "rounds",
             "Rounds formed, by cause; if there were several causes, the worst.",
             "cause",
-            {each: tally.rounds[each] for each in ROUND_CAUSES},
+            {cause: tally.rounds[cause] for cause in ROUND_CAUSES},
         )
         yield _counters(
             "notices",
             "Notifications sent to members of rounds: the round is over, or hosts have changed.",
             "kind",
-            {each.value: tally.notices[each.value] for each in NoticeKind if each is not NoticeKind.NONE},
+            {kind.value: tally.notices[kind.value] for kind in NoticeKind if kind is not NoticeKind.NONE},
         )
         yield _histogram(
             "reset_duration_seconds",
@@ -189,7 +189,7 @@ class _Source:
             "worker_failures",
             "Failed workers, by kind: exit code, signal, hung, or lost with their host.",
             "cause",
-            {each: tally.failures[each] for each in FAILURE_CAUSES},
+            {cause: tally.failures[cause] for cause in FAILURE_CAUSES},
         )
         yield _counter("hosts_lost", "Hosts that were lost with all their workers.", tally.hosts_lost)
         yield _counter("hosts_unready", "Times that a listed host was not usable.", tally.hosts_unready)

@@ -498,16 +498,16 @@ class _Picture:
         ]
         rounds, last_line, last_number, left_out = self.story.rounds, -100.0, -100.0, 0
         until = self.y if len(rounds) <= _FEW_ROUNDS else self._lanes_from
-        for each in rounds:
-            x = self.x(each.at)
+        for round_ in rounds:
+            x = self.x(round_.at)
             if x - last_line < (3 if len(rounds) <= _FEW_ROUNDS else 6):
                 left_out += 1
                 continue
             last_line = x
-            title = text_of(f"round {each.round_id}, {each.size} workers: {each.cause}")
+            title = text_of(f"round {round_.round_id}, {round_.size} workers: {round_.cause}")
             drawn.append(f"<g>{line(x, top, x, until, 'round')}<title>{title}</title></g>")
-            if x - last_number >= 12 + 8 * len(str(each.round_id)) and x < self.layout.width - self.layout.right - 8:
-                drawn.append(label(x + 3, top + 10, str(each.round_id), "d n"))
+            if x - last_number >= 12 + 8 * len(str(round_.round_id)) and x < self.layout.width - self.layout.right - 8:
+                drawn.append(label(x + 3, top + 10, str(round_.round_id), "d n"))
                 last_number = x
         if left_out:
             self.notes.append(f"{left_out} rounds have no line of their own: they are too close to others")

@@ -96,8 +96,8 @@ def families(processes: Iterable[Process]) -> list[Family]:
         members.setdefault((frames, process.reason), []).append(process)
     groups = sorted(
         (
-            Group(tuple(sorted(each, key=lambda process: (process.rank, process.worker))), frames, reason)
-            for (frames, reason), each in members.items()
+            Group(tuple(sorted(processes, key=lambda process: (process.rank, process.worker))), frames, reason)
+            for (frames, reason), processes in members.items()
         ),
         key=lambda group: group.order,
     )

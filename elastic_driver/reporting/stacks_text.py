@@ -35,7 +35,7 @@ def stacks_text(answer: Mapping[str, Any], *, ungrouped: bool = False) -> str:
         answer: of ``GET /v1/stacks``.
         ungrouped: whether to show each worker separately, with all its threads.
     """
-    hosts = {each.get("rank"): str(each.get("host", "")) for each in answer["stacks"]}
+    hosts = {stack.get("rank"): str(stack.get("host", "")) for stack in answer["stacks"]}
     parts = [list(_waiting(answer.get("waiting", ()), hosts))]
     if not answer["stacks"]:
         parts.append(["the job has no workers now"])

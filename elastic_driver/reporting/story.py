@@ -144,7 +144,7 @@ class Story:
         if self.cut_at is not None and self.told is not None:
             return replace(self.told, resets=self.resets)
         of_workers = (Category.JOINER_BOOT, Category.DRAINED)
-        sums: dict[str, float] = {each.value: 0.0 for each in Category if each not in of_workers}
+        sums: dict[str, float] = {category.value: 0.0 for category in Category if category not in of_workers}
         for piece in self.pieces:
             sums[piece.kind] += (self.last if piece.until is None else piece.until) - piece.since
         if not self.tells_commits and not sums[Category.RECOMPUTED]:

@@ -62,7 +62,7 @@ def number(text: str) -> float:
 _READERS: Mapping[str, Callable[[str], Any]] = {"int": integer, "float": number, "Path": Path}
 # By the first word of a field's annotation. Other types are used as given.
 _FIELDS: Mapping[str, Callable[[str], Any] | None] = {
-    each.name: _READERS.get(str(each.type).partition(" ")[0]) for each in fields(Settings)
+    setting.name: _READERS.get(str(setting.type).partition(" ")[0]) for setting in fields(Settings)
 }
 
 

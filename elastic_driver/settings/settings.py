@@ -298,7 +298,7 @@ class Settings:
     @property
     def ways(self) -> dict[str, Any]:
         """The fields that decide how hosts are reached, and how their workers reach the driver and each other."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.metadata.get("is_way")}
+        return {setting.name: getattr(self, setting.name) for setting in fields(self) if setting.metadata.get("is_way")}
 
     @property
     def has_journal(self) -> bool:
@@ -611,7 +611,7 @@ class Settings:
             "preload": "servers are always started as new processes",
             "hang_timeout_s": "servers wait for their chief",
         }
-        given = {each.name: each.default for each in fields(self)}
+        given = {setting.name: setting.default for setting in fields(self)}
         for name, reason in why.items():
             if getattr(self, name) != given[name]:
                 raise SettingsError(f"{FLAGS[name]} cannot be combined with --parameter-servers: {reason}")
@@ -707,11 +707,13 @@ class Settings:
             check_interface(FLAGS["network_interfaces"], text)
 
 
-FLAGS: Mapping[str, str] = {each.name: each.metadata["flag"] for each in fields(Settings) if each.metadata.get("flag")}
+FLAGS: Mapping[str, str] = {
+    setting.name: setting.metadata["flag"] for setting in fields(Settings) if setting.metadata.get("flag")
+}
 """The flag of each field that has one, as in messages."""
 
 VARIABLES: Mapping[str, str] = {
-    each.name: each.metadata["variable"] for each in fields(Settings) if each.metadata.get("variable")
+    setting.name: setting.metadata["variable"] for setting in fields(Settings) if setting.metadata.get("variable")
 }
 """The environment variable of each field that has one; the flag and the config file override it."""
 

@@ -144,7 +144,9 @@ def _call(number: int, *arguments: int | bytes | None) -> int:
     """Make a system call. Raises OSError."""
     if number < 0:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    values = [ctypes.c_long(each) if isinstance(each, int) else ctypes.c_char_p(each) for each in arguments]
+    values = [
+        ctypes.c_long(argument) if isinstance(argument, int) else ctypes.c_char_p(argument) for argument in arguments
+    ]
     result = int(_libc().syscall(ctypes.c_long(number), *values))
     if result < 0:
         code = ctypes.get_errno()

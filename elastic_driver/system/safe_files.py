@@ -256,15 +256,15 @@ def who_exchanges_in(folder: Path, *, strict: bool) -> str:
     Raises:
         OSError: the folder does not exist.
     """
-    for each in (folder, *folder.parents):
-        status = each.stat()
+    for ancestor in (folder, *folder.parents):
+        status = ancestor.stat()
         if strict and not _is_trusted(status.st_uid):
-            return f"{each} belongs to user {_user(status.st_uid)}"
+            return f"{ancestor} belongs to user {_user(status.st_uid)}"
         if not status.st_mode & stat.S_ISVTX:
             if status.st_mode & stat.S_IWOTH:
-                return f"all users can rename what is in {each} (chmod +t)"
+                return f"all users can rename what is in {ancestor} (chmod +t)"
             if strict and status.st_mode & stat.S_IWGRP:
-                return f"a group can rename what is in {each} (chmod +t)"
+                return f"a group can rename what is in {ancestor} (chmod +t)"
     return ""
 
 

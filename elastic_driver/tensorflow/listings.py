@@ -146,7 +146,7 @@ class LinkSource:
         if servers is None:
             return None
         self._version = servers.version
-        return {one.address: Leave(one.leave_within_s) if one.leaving else None for one in servers.workers}
+        return {worker.address: Leave(worker.leave_within_s) if worker.leaving else None for worker in servers.workers}
 
     def close(self) -> None:
         """Close the link."""

@@ -235,7 +235,9 @@ class RuntimeCluster:
             self._serve_others |= {answers[address]: address for address in self.others & answers.keys()}
             taken = set(self._serve_others)
             known = {
-                one.index for one in self._schedule.members if one.belongs and one.server == answers.get(one.address)
+                member.index
+                for member in self._schedule.members
+                if member.belongs and member.server == answers.get(member.address)
             }
         once: dict[int, str] = {}
         for index in sorted(wanted, key=lambda index: (index not in known, index)):

@@ -14,11 +14,11 @@ from elastic_driver.torch_private.features import Feature
 def features() -> Iterator[Feature]:
     """Yield all features that need private parts of this torch. Many builds have no NCCL, and need none."""
     for module in (tensors, groups, agents):
-        for each in vars(module).values():
-            if isinstance(each, Feature) and (each is not groups.NCCL or groups.has_nccl()):
-                yield each
+        for value in vars(module).values():
+            if isinstance(value, Feature) and (value is not groups.NCCL or groups.has_nccl()):
+                yield value
 
 
 def lost() -> list[str]:
     """Return a line for each feature whose parts are gone: what the user loses, and what is gone."""
-    return [each.told() for each in features() if not each.is_there]
+    return [feature.told() for feature in features() if not feature.is_there]

@@ -354,7 +354,7 @@ class ThreadJob:
             case DismissWorker():
                 self._rounds.dismiss(command.worker, command.reason)
             case PublishRound():
-                self.places = {one.worker: slot_info(one.worker, one.slot) for one in command.placed}
+                self.places = {member.worker: slot_info(member.worker, member.slot) for member in command.placed}
                 self._on_round(list(self.places.values()))
                 self._rounds_seen |= dict.fromkeys(self.places, command.round_id)
                 formed = self._stepper.state.round

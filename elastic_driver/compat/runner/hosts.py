@@ -90,13 +90,13 @@ def get_host_assignments(
     placed = assign_ranks(workers, host_order=[Host(host.hostname, host.slots) for host in hosts], root=None)
     return [
         SlotInfo(
-            hostname=one.worker.hostname,
-            rank=one.slot.rank,
-            local_rank=one.slot.local_rank,
-            cross_rank=one.slot.cross_rank,
-            size=one.slot.size,
-            local_size=one.slot.local_size,
-            cross_size=one.slot.cross_size,
+            hostname=member.worker.hostname,
+            rank=member.slot.rank,
+            local_rank=member.slot.local_rank,
+            cross_rank=member.slot.cross_rank,
+            size=member.slot.size,
+            local_size=member.slot.local_size,
+            cross_size=member.slot.cross_size,
         )
-        for one in placed
+        for member in placed
     ]

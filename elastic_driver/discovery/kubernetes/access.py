@@ -103,7 +103,7 @@ class Access:
     def _kubeconfigs(self) -> list[Path]:
         """Return the existing kubeconfig files. As in kubectl, naming a file that does not exist is not an error."""
         named = self._environ.get(_ENV_KUBECONFIG) or _DEFAULT_KUBECONFIG
-        files = [Path(each).expanduser() for each in named.split(os.pathsep) if each]
+        files = [Path(name).expanduser() for name in named.split(os.pathsep) if name]
         return [file for file in files if file.is_file()]
 
     def _own_namespace(self) -> str:

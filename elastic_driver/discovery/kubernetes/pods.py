@@ -172,7 +172,7 @@ class Sight:
 def read_node(made: Mapping[str, Any], reading: Reading) -> Node:
     """Parse a node's object. Raises KeyError, TypeError, AttributeError, ValueError if it is invalid."""
     spec = made.get("spec") or {}
-    taints = (Taint(each["key"], each.get("value") or "", each["effect"]) for each in spec.get("taints") or ())
+    taints = (Taint(taint["key"], taint.get("value") or "", taint["effect"]) for taint in spec.get("taints") or ())
     rack = (made["metadata"].get("labels") or {}).get(reading.rack_from, "")
     return Node(made["metadata"]["name"], rack, bool(spec.get("unschedulable")), tuple(taints))
 
@@ -181,7 +181,7 @@ def read_pod(made: Mapping[str, Any], reading: Reading) -> Pod:
     """Parse a pod's object. Raises KeyError, TypeError, AttributeError, ValueError if it is invalid."""
     metadata, spec, status = made["metadata"], made["spec"], made.get("status") or {}
     annotations = metadata.get("annotations") or {}
-    conditions = {each["type"]: each for each in status.get("conditions") or ()}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     problem = ""
     slots = 0
     labels: tuple[str, ...] = ()
@@ -212,13 +212,13 @@ def read_pod(made: Mapping[str, Any], reading: Reading) -> Pod:
         disruption=str(disruption.get("reason") or "disrupted") if disruption.get("status") == "True" else "",
         tolerations=tuple(
             Toleration(
-                each.get("key") or "",
-                each.get("operator") or "Equal",
-                each.get("value") or "",
-                each.get("effect") or "",
-                each.get("tolerationSeconds") is not None,
+                toleration.get("key") or "",
+                toleration.get("operator") or "Equal",
+                toleration.get("value") or "",
+                toleration.get("effect") or "",
+                toleration.get("tolerationSeconds") is not None,
             )
-            for each in spec.get("tolerations") or ()
+            for toleration in spec.get("tolerations") or ()
         ),
     )
 
@@ -242,8 +242,8 @@ def _slots(annotations: Mapping[str, Any], spec: Mapping[str, Any], reading: Rea
             raise SettingsError(f"its annotation {SLOTS_ANNOTATION} is {str(said)[:40]!r}, no number of slots")
         slots = int(said)
     else:
-        limits = [(each.get("resources") or {}).get("limits") or {} for each in spec.get("containers") or ()]
-        slots = int(sum(_quantity(each[reading.slots_from]) for each in limits if reading.slots_from in each))
+        limits = [(container.get("resources") or {}).get("limits") or {} for container in spec.get("containers") or ()]
+        slots = int(sum(_quantity(limit[reading.slots_from]) for limit in limits if reading.slots_from in limit))
         slots = slots or reading.default_slots or 0
     if not slots:
         raise SettingsError(
@@ -368,7 +368,7 @@ def _ends(taint: Taint, pod: Pod, reading: Reading) -> bool:
         return True
     # A pod that tolerates a taint only for some time is evicted, too.
     return taint.effect == "NoExecute" and not any(
-        _tolerates(each, taint) and not each.is_limited for each in pod.tolerations
+        _tolerates(toleration, taint) and not toleration.is_limited for toleration in pod.tolerations
     )
 
 

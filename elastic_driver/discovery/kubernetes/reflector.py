@@ -192,8 +192,8 @@ class Reflector(Generic[_T]):
                 answer = await self._ask(read, limit=_PAGE, **page)
                 async with answer:
                     made = json.loads(await answer.read())
-            for each in made.get("items") or ():
-                found[each["metadata"]["uid"]] = self._parse(each)
+            for item in made.get("items") or ():
+                found[item["metadata"]["uid"]] = self._parse(item)
             version, more = made["metadata"]["resourceVersion"], made["metadata"].get("continue") or ""
             if not more:
                 break

@@ -52,7 +52,7 @@ def all_again(
 
 def _with_gone(levels: list[WorkerLevel], untold: Sequence[AgentMessage]) -> list[WorkerLevel]:
     """Return the levels, with the workers of which only unpersisted reports of their ends are left."""
-    there = {each.worker for each in levels}
+    there = {level.worker for level in levels}
     gone = {each.worker: None for each in untold if isinstance(each, Exited | NotStarted | Finished)}
     return levels + [
         WorkerLevel(key, WorkerPhase.ENDED, 0, "", -1, leaving=False, exiting=False) for key in gone if key not in there

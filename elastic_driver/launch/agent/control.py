@@ -300,7 +300,9 @@ async def drivers_here(job: str, place: str) -> dict[str, tuple[int, str]]:
     answers = await asyncio.gather(
         *(loop.run_in_executor(None, _ask, path, Obeys(job, place), _ANSWER_S) for path in sockets)
     )
-    obeyed = sorted((each.job, each.epoch, each.driver) for each in answers if isinstance(each, Obeyed) and each.job)
+    obeyed = sorted(
+        (answer.job, answer.epoch, answer.driver) for answer in answers if isinstance(answer, Obeyed) and answer.job
+    )
     return {of: (epoch, driver) for of, epoch, driver in obeyed}
 
 

@@ -360,8 +360,8 @@ class HostRounds:
             alone_s: how long there was no driver, seconds.
         """
         known = [
-            replace(each, leaving=each.worker in self._leaving, exiting=each.worker in self._exiting)
-            for each in workers
+            replace(level, leaving=level.worker in self._leaving, exiting=level.worker in self._exiting)
+            for level in workers
         ]
         return Levels(known, self._round_id, self._version, alone_s)
 

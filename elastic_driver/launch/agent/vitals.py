@@ -112,7 +112,7 @@ class _Process:
                 self._wait = waits.of_main_thread(
                     self.pid,
                     children=lambda: tuple(family(self.pid, self._started, everybody)),
-                    others=lambda: tuple(each for each in others() if each != self.pid),
+                    others=lambda: tuple(other for other in others() if other != self.pid),
                 )
         seen = Vitals(
             at_s=at_s,

@@ -69,14 +69,14 @@ class Addresses:
             LaunchError: the host no longer has an agent.
         """
         links = self._agents.links()
-        link = self._agents.link_of(hostname) if hostname else next((one for one in links if one.facts.local), None)
+        link = self._agents.link_of(hostname) if hostname else next((link for link in links if link.facts.local), None)
         if link is None and hostname:
             raise LaunchError(f"host {hostname} no longer has an agent")
         if link is None:  # the driver's machine is not one of the job's: others have dialled this address
-            return next((one.facts.ours for one in links), LOOPBACK)
+            return next((link.facts.ours for link in links), LOOPBACK)
         try:
             return self._agents.address_of(link, links)
         except LaunchError:
-            if any(not one.facts.local for one in links):
+            if any(not link.facts.local for link in links):
                 raise
             return LOOPBACK

@@ -191,13 +191,13 @@ class Dialling:
     def remarks(self, present: Container[str]) -> list[str]:
         """Return which hosts have no agent, and why. Those in ``present`` have one."""
         return [
-            f"host {name} is not ready: {one.failure.reason} (tried {counted(one.tries, 'time')})"
-            if one.failure is not None
+            f"host {name} is not ready: {dialled.failure.reason} (tried {counted(dialled.tries, 'time')})"
+            if dialled.failure is not None
             else f"host {name} is not ready: its agent has not connected yet"
-            if one.dials
+            if dialled.dials
             else f"host {name} has not joined yet (elasticrun join)"
-            for name, one in self._hosts.items()
-            if one.failure is not None or name not in present
+            for name, dialled in self._hosts.items()
+            if dialled.failure is not None or name not in present
         ]
 
     async def close(self) -> None:
@@ -221,7 +221,7 @@ class Dialling:
         self._changes.report()
         (self._hopeless.add if failure.permanent else self._hopeless.discard)(host)
         if len(self._hopeless) == len(self._hosts):
-            reasons = (f"{name}: {one.failure.reason}" for name, one in self._hosts.items() if one.failure)
+            reasons = (f"{name}: {dialled.failure.reason}" for name, dialled in self._hosts.items() if dialled.failure)
             self._listener.none_can_be_dialled("; ".join(reasons))
 
     def shows_ticket(self, host: str) -> None:

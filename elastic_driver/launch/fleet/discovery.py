@@ -91,7 +91,9 @@ class FleetDiscovery:
         self._seen = 0  # number of the fleet's changes seen
         self._keeper = keeper
         # By the names of hosts that are listed, or have joined.
-        self._machines = {each.host: _Machine(each.incarnation, each.agent, each.addresses) for each in machines}
+        self._machines = {
+            machine.host: _Machine(machine.incarnation, machine.agent, machine.addresses) for machine in machines
+        }
 
     async def find_hosts(self) -> tuple[Host, ...]:
         """Return the present hosts. A source that is slow or fails hides no change of the fleet."""

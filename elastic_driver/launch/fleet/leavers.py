@@ -62,8 +62,8 @@ class Leavers:
 
     def take_over(self, leavers: Iterable[LeaverKept]) -> None:
         """Restore the names of the earlier driver. To be called before anything else."""
-        for each in leavers:
-            self._leavers[each.host] = _Leaver(math.inf if each.gone_at is None else each.gone_at)
+        for leaver in leavers:
+            self._leavers[leaver.host] = _Leaver(math.inf if leaver.gone_at is None else leaver.gone_at)
 
     def __contains__(self, name: str) -> bool:
         """Return whether this name must not be used."""

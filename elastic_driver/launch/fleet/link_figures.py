@@ -103,9 +103,9 @@ def matchings(hosts: Sequence[str], newcomers: Collection[str], most: int) -> li
         # the end.
         pairs = [(fixed, turned[0]), *((turned[i], turned[-i]) for i in range(1, half + 1))]
         links = [
-            (one, other) if at[one] < at[other] else (other, one)
-            for one, other in pairs
-            if one and other and (one in wanted or other in wanted)
+            (first, second) if at[first] < at[second] else (second, first)
+            for first, second in pairs
+            if first and second and (first in wanted or second in wanted)
         ]
         if links:
             turns.append(links)
@@ -114,13 +114,13 @@ def matchings(hosts: Sequence[str], newcomers: Collection[str], most: int) -> li
 
 def slow_links(figures: Mapping[Link, Figures]) -> dict[Link, float]:
     """Return the slow links, each with the median speed of the others, bytes per second."""
-    speeds = {link: each.speed for link, each in figures.items() if each.speed is not None}
+    speeds = {link: figure.speed for link, figure in figures.items() if figure.speed is not None}
     return _outliers(speeds, lambda mine, others: mine * SLOW_RATIO < others)
 
 
 def late_links(figures: Mapping[Link, Figures]) -> dict[Link, float]:
     """Return the links with a long round trip, each with the median of the others, seconds."""
-    rtts = {link: each.rtt_s for link, each in figures.items()}
+    rtts = {link: figure.rtt_s for link, figure in figures.items()}
     return _outliers(rtts, lambda mine, others: mine > max(others * SLOW_RATIO, LATE_S))
 
 

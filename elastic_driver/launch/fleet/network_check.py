@@ -251,7 +251,7 @@ class NetworkCheck:
             _cancel(newcomer)
         for key in [key for key in self._answers if key[0] is link]:
             self._answer(key, None)
-        self._figures = {pair: each for pair, each in self._figures.items() if link.agent not in pair}
+        self._figures = {pair: figure for pair, figure in self._figures.items() if link.agent not in pair}
         self._told.pop(link.facts.host, None)
         if link in self._admitted:
             self._admitted.discard(link)
@@ -265,8 +265,8 @@ class NetworkCheck:
     def close(self) -> None:
         """Start no more checks, since the job ends. A running one ends with the tasks, or soon."""
         self._closing = True
-        for each in self._newcomers.values():
-            _cancel(each)
+        for newcomer in self._newcomers.values():
+            _cancel(newcomer)
 
     def take(self, link: AgentLink, message: AgentMessage) -> bool:
         """Handle an agent's answer in a check. Returns whether the message was one."""
@@ -280,21 +280,21 @@ class NetworkCheck:
     def remarks(self) -> list[str]:
         """Return which hosts are barred, and why."""
         return [
-            f"host {link.facts.host} is not ready: {each.reason} (checked {counted(each.tries, 'time')})"
-            for link, each in self._newcomers.items()
-            if each.tries
+            f"host {link.facts.host} is not ready: {newcomer.reason} (checked {counted(newcomer.tries, 'time')})"
+            for link, newcomer in self._newcomers.items()
+            if newcomer.tries
         ]
 
     # --- scheduling ------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        if self._task is None and not self._closing and any(each.due for each in self._newcomers.values()):
+        if self._task is None and not self._closing and any(newcomer.due for newcomer in self._newcomers.values()):
             self._task = self._tasks.start(self._check_all())
 
     async def _check_all(self) -> None:
         """Check newcomers until none is due."""
         try:
-            while not self._closing and any(each.due for each in self._newcomers.values()):
+            while not self._closing and any(newcomer.due for newcomer in self._newcomers.values()):
                 await self._gather()
                 await self._check()
         finally:
@@ -310,8 +310,8 @@ class NetworkCheck:
         began = time.perf_counter()
         present = self._hosts.present()
         newcomers = [link for link in present if link in self._newcomers and self._newcomers[link].due]
-        for each in self._newcomers.values():
-            each.due = False  # also of hosts that are about to end
+        for newcomer in self._newcomers.values():
+            newcomer.due = False  # also of hosts that are about to end
         # A host that others' workers cannot reach gets none for a while, and must not prevent a newcomer's admission.
         in_use = {link for link in present if link in self._admitted and self._hosts.gets_workers(link)}
         links = {link.facts.host: link for link in present if link in in_use or link in newcomers}
@@ -345,7 +345,7 @@ class NetworkCheck:
                 self._told.pop(host, None)
                 admitted.append(host)
         stay = {host for host, link in run.links.items() if link in self._admitted}
-        links = {link: each for link, each in run.figures.items() if set(link) <= stay and each.speed is not None}
+        links = {link: figure for link, figure in run.figures.items() if set(link) <= stay and figure.speed is not None}
         slow = self._slow(run, links)
         self._figures |= {_numbers_of(run, link): each for link, each in links.items()}
         if len(run.links) > 1 and (admitted or news):
@@ -476,7 +476,7 @@ class NetworkCheck:
         ]
         at = {host: place for place, host in enumerate(hosts)}
         failures = [link for link in run.failures if link[0] in at and link[1] in at]
-        broken = {(one, other) if at[one] < at[other] else (other, one) for one, other in failures}
+        broken = {(first, second) if at[first] < at[second] else (second, first) for first, second in failures}
         admitted = [host for host in hosts if host not in run.newcomers]
         why = {host: _Why(text, text) for host, text in run.faults.items()}
         stay = sorted(hosts, key=lambda host: host in run.newcomers)
@@ -489,11 +489,11 @@ class NetworkCheck:
         """Return all measurements, by host, including those of this check."""
         names = {link.agent: host for host, link in run.links.items()}
         older = {
-            (names[one], names[other]): each
-            for (one, other), each in self._figures.items()
+            (names[one], names[other]): figure
+            for (one, other), figure in self._figures.items()
             if one in names and other in names
         }
-        return older | {link: each for link, each in run.figures.items() if each.speed is not None}
+        return older | {link: figure for link, figure in run.figures.items() if figure.speed is not None}
 
     def _slow(self, run: _Run, fresh: Collection[Link]) -> list[str]:
         known = self._known(run)

@@ -384,11 +384,11 @@ class Workers:
         if self._job_ends:
             return
         self._job_ends = True
-        for one in tuple(self._workers.values()):
-            if one.link is None:
-                self._forget(one)
-            elif one.phase is Phase.ORDERED:
-                self._stop(one, Ending.USUAL)
+        for worker in tuple(self._workers.values()):
+            if worker.link is None:
+                self._forget(worker)
+            elif worker.phase is Phase.ORDERED:
+                self._stop(worker, Ending.USUAL)
 
     async def stop_all(self, limit_s: float) -> None:
         """Stop all workers. Blocks until nothing is left of those alive, or for ``limit_s`` seconds.
@@ -396,10 +396,10 @@ class Workers:
         What dead ones have left, perhaps with a long grace, ends with their agents.
         """
         self.job_ends()
-        for one in list(self._workers.values()):
-            if one.phase is Phase.RUNS:
-                self._stop(one, Ending.USUAL)
-        self._ending = {one.id for one in self._workers.values() if one.phase is not Phase.DEAD}
+        for worker in list(self._workers.values()):
+            if worker.phase is Phase.RUNS:
+                self._stop(worker, Ending.USUAL)
+        self._ending = {worker.id for worker in self._workers.values() if worker.phase is not Phase.DEAD}
         if self._ending:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):

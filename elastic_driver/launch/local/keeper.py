@@ -230,7 +230,7 @@ class ProcessKeeper:
     # --- all workers -----------------------------------------------------------------------------------------------
 
     def _processes(self) -> list[ProcessTree]:
-        return [one.process for one in self._workers.values() if one.process is not None]
+        return [worker.process for worker in self._workers.values() if worker.process is not None]
 
     def pass_on(self, number: signal.Signals) -> None:
         """Send this signal to the process of each running worker; see ProcessTree."""
@@ -266,10 +266,10 @@ class ProcessKeeper:
     async def _close(self) -> None:
         if self._warm is not None:
             self._warm.wait_no_more()
-        for one in self._workers.values():
-            if one.preparing is not None:
-                one.preparing.cancel()
-        starting = [one.starting for one in self._workers.values() if one.starting is not None]
+        for worker in self._workers.values():
+            if worker.preparing is not None:
+                worker.preparing.cancel()
+        starting = [worker.starting for worker in self._workers.values() if worker.starting is not None]
         if starting:
             await asyncio.wait(starting)
         if self._warm is not None:

@@ -137,7 +137,7 @@ def _marked_key(pid: int, mark: str) -> str | None:
     if f"{ENV_MARK}={mark}".encode() not in variables:
         return None
     start = f"{ENV_WORKER}=".encode()
-    return next((os.fsdecode(each.removeprefix(start)) for each in variables if each.startswith(start)), "")
+    return next((os.fsdecode(variable.removeprefix(start)) for variable in variables if variable.startswith(start)), "")
 
 
 def _read(path: str) -> bytes:

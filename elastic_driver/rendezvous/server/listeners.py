@@ -128,7 +128,7 @@ class Listeners:
 
     def descriptors(self) -> list[int]:
         """Return the descriptors of all sockets."""
-        return [number for number in (s.fileno() for each in self._servers for s in each.sockets) if number >= 0]
+        return [number for number in (s.fileno() for server in self._servers for s in server.sockets) if number >= 0]
 
     def close(self) -> None:
         """Stop listening, even on sockets that are only being opened. Idempotent."""

@@ -180,8 +180,8 @@ class Site:
         return _answer(303, headers=(("Location", where), ("Set-Cookie", cookie)))
 
     def _session_of(self, request: WebRequest) -> Session | None:
-        for each in request.headers.get("cookie", "").split(";"):
-            name, _, secret = each.strip().partition("=")
+        for cookie in request.headers.get("cookie", "").split(";"):
+            name, _, secret = cookie.strip().partition("=")
             if name == self._cookie:
                 return self._sessions.of(secret)
         return None

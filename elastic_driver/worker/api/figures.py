@@ -234,7 +234,8 @@ def _whole(value: Any) -> Any:
     if placements is None:
         return value
     if not all(
-        each.is_replicate() or ranks == 1 for each, ranks in zip(placements, value.device_mesh.shape, strict=True)
+        placement.is_replicate() or ranks == 1
+        for placement, ranks in zip(placements, value.device_mesh.shape, strict=True)
     ):
         raise ValueError("each rank has only its part of this DTensor: report its full_tensor()")
     return value.to_local()

@@ -153,7 +153,7 @@ class JobHost:
         _kept.append(self)  # the loop must not be cleaned up here
 
     def _descriptors(self) -> list[int]:
-        asked = [] if self._meeting is None else [each.fileno() for each in self._meeting.sockets]
+        asked = [] if self._meeting is None else [socket.fileno() for socket in self._meeting.sockets]
         folder = [] if self._folder is None else [self._folder.fileno()]
         return [number for number in (*asked, *folder, *self._server.descriptors()) if number >= 0]
 

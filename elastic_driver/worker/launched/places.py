@@ -69,7 +69,7 @@ def address_of_root(members: Sequence[Member], interface: str) -> str:
     if not others:
         return LOOPBACK
     words = [interface] if interface else []
-    shared = [line for line in without_loopback(root.addresses) if all(_meet(line, one) for one in others.values())]
+    shared = [line for line in without_loopback(root.addresses) if all(_meet(line, other) for other in others.values())]
     if shared:
         try:
             return choose_address(shared, route="", words=words, host=root.hostname)
