@@ -557,7 +557,7 @@ class RendezvousClient:
         Raises:
             OSError: the connection broke, or could not be made.
             http.client.HTTPException: likewise; or the server has no room or no time.
-            StrangerError: the server at this address is not the driver.
+            UnverifiedDriverError: the server at this address is not the driver.
             WrongTokenError: it is the driver, but has another key.
             RendezvousProtocolError: the server rejects this identity.
         """

@@ -52,7 +52,7 @@ def connect(
 
     Raises:
         OSError: nothing listens there, or the connection broke or timed out.
-        StrangerError: the server there is not the driver, or refuses; the next try may reach the driver.
+        UnverifiedDriverError: the server there is not the driver, or refuses; the next try may reach the driver.
         WrongTokenError: it is the driver, but has another key.
     """
     until = time.monotonic() + timeout_s

@@ -66,7 +66,7 @@ async def dial_in(
 
     Raises:
         OSError: there is no connection, or it broke.
-        StrangerError: the peer is not the driver, or does not recognize this agent.
+        UnverifiedDriverError: the peer is not the driver, or does not recognize this agent.
         WrongTokenError: it is the driver, and has another key.
     """
     loop = asyncio.get_running_loop()
