@@ -52,7 +52,7 @@ class Attendance:
         with self._lock:
             self.seen.take_all(self._events.records())
 
-    def is_in_vain(self) -> bool:
+    def expects_no_more_hosts(self) -> bool:
         """Return whether no host takes part and none is worth waiting for. Reads new events, too."""
         self.look()
         is_late = time.monotonic() >= self._until

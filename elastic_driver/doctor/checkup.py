@@ -86,7 +86,7 @@ def check_up(given: Settings, limit_s: float) -> Checkup:
         settings = _settings_of(given, hosts, events, limit_s)
         with (
             _output_in(output),
-            _time_limit(settings.elastic_timeout_s - _END_S, attendance.is_in_vain) as timer,
+            _time_limit(settings.elastic_timeout_s - _END_S, attendance.expects_no_more_hosts) as timer,
         ):
             code = run_job(settings, routes=attendance.routes)
         attendance.look()
@@ -205,16 +205,16 @@ class _Timer:
 
     Args:
         limit_s: the time limit, seconds.
-        in_vain: returns whether no further host is expected; called in the timer's own thread.
+        no_more_hosts: returns whether no further host is expected; called in the timer's own thread.
 
     Attributes:
         is_over: whether it has ended the job.
     """
 
-    def __init__(self, limit_s: float, in_vain: Callable[[], bool]) -> None:
+    def __init__(self, limit_s: float, no_more_hosts: Callable[[], bool]) -> None:
         self.is_over = False
         self._until = time.monotonic() + limit_s
-        self._in_vain = in_vain
+        self._no_more_hosts = no_more_hosts
         self._can_ask = True
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._wait, name="elasticrun-doctor", daemon=True)
@@ -240,7 +240,7 @@ class _Timer:
         if not self._can_ask:
             return False
         try:
-            return self._in_vain()
+            return self._no_more_hosts()
         except Exception:
             self._can_ask = False
             traceback.print_exc()
@@ -248,8 +248,8 @@ class _Timer:
 
 
 @contextlib.contextmanager
-def _time_limit(limit_s: float, in_vain: Callable[[], bool]) -> Iterator[_Timer]:
-    timer = _Timer(limit_s, in_vain)
+def _time_limit(limit_s: float, no_more_hosts: Callable[[], bool]) -> Iterator[_Timer]:
+    timer = _Timer(limit_s, no_more_hosts)
 
     def terminated(number: int, frame: object) -> None:
         # While the job runs, its driver handles this signal itself.

@@ -288,9 +288,9 @@ def _run_recorded(
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
             code = runner.run(_run(driver, chronicle, leash))
-        is_closed, begins = False, driver.is_in_vain and recorded.begins
+        is_closed, begins = False, driver.found_nothing and recorded.begins
         if journal is not None and not driver.end.is_abandoned:
-            is_closed = close(journal, code, console, is_in_vain=driver.is_in_vain)
+            is_closed = close(journal, code, console, found_nothing=driver.found_nothing)
         if begins and not is_closed:
             # The existing job would be taken over in vain again and again.
             console.error(f"nothing is left of job {job_id}, and no other is begun without a journal")
@@ -298,7 +298,7 @@ def _run_recorded(
             console.line(f"nothing is left of job {job_id}: this is a new job")
             assert recorded.held is not None, "it has a journal"
             return recorded.held.handed_on()
-        elif driver.is_in_vain and code == ExitCode.INTERNAL_ERROR:
+        elif driver.found_nothing and code == ExitCode.INTERNAL_ERROR:
             console.error(f"nothing is left of job {job_id}: the same command begins it anew")
         if code and os.environ.get(ENV_ERROR_FILE):
             # This job is itself the worker of another launcher.

@@ -115,7 +115,7 @@ class ElasticDriver:
         samples: samples the condition of the job.
         takeover: takes over a job from another driver; None for a new job.
         claim: claims the job against drivers of other machines; None if none of them can take over.
-        is_in_vain: whether nothing was left of the job to take over.
+        found_nothing: whether nothing was left of the job to take over.
     """
 
     settings: Settings
@@ -146,7 +146,7 @@ class ElasticDriver:
     samples: Samples
     takeover: Takeover | None
     claim: Claim | None
-    is_in_vain: bool = field(default=False, init=False)
+    found_nothing: bool = field(default=False, init=False)
     _told_of_flags: bool = field(default=False, init=False)  # of flags that have no effect on these workers
 
     async def run(self) -> int:
@@ -304,7 +304,7 @@ class ElasticDriver:
 
     def end_in_vain(self, exit_code: int) -> None:
         """End a job of which nothing is left; the caller of this driver may begin another."""
-        self.is_in_vain = True
+        self.found_nothing = True
         end = EndJob(exit_code, "its driver had died, and none of its agents has come back")
         self.stepper.abandon(end)
         self._end_job(end)

@@ -149,8 +149,8 @@ def recording(
             return
         recorded, journal = _begun(settings, held, 0 if found is None else found.epoch, follows, tell)
         if recorded.over is not None:
-            is_in_vain = isinstance(found, Recorded) and found.state.end is None
-            close(journal, recorded.over, tell, is_in_vain=is_in_vain)
+            found_nothing = isinstance(found, Recorded) and found.state.end is None
+            close(journal, recorded.over, tell, found_nothing=found_nothing)
             yield recorded
             return
         try:
@@ -256,7 +256,7 @@ def _what_follows(
     held.check(found)
     what = "; this is a new job" if begins else "; the same command begins it anew" if held.only_goes_on else ""
     if _can_be_taken_over(found, tell, follows=what):
-        parent.has_begun(has_stood_by=held.only_goes_on)
+        parent.has_begun(was_standby=held.only_goes_on)
         return replace(anew, job_id=there, before=found)
     if found.state.end is not None or not begins:
         return replace(anew, job_id=there, over=code_in_vain if found.state.end is None else found.state.end.exit_code)
@@ -293,19 +293,19 @@ def _begun(
     return recorded, journal
 
 
-def close(journal: Journal, exit_code: int, tell: LinePrinter, *, is_in_vain: bool = False) -> bool:
+def close(journal: Journal, exit_code: int, tell: LinePrinter, *, found_nothing: bool = False) -> bool:
     """Remove the records of a job that has ended, except those that led to an internal error of the driver.
 
     Args:
         journal: the journal of the job.
         exit_code: the exit code of the driver.
         tell: reports what is kept, and why.
-        is_in_vain: whether nothing was left of a job to take over.
+        found_nothing: whether nothing was left of a job to take over.
 
     Returns:
         Whether the journal records that the job has ended.
     """
-    if exit_code == ExitCode.INTERNAL_ERROR and not is_in_vain:
+    if exit_code == ExitCode.INTERNAL_ERROR and not found_nothing:
         journal.close(exit_code, keeps=True)
         tell.warning(f"what led to this is kept in {journal.name}: elasticrun status --journal {journal.name} shows it")
         return False

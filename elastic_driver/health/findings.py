@@ -151,5 +151,5 @@ class NotDrained:
     why: str
 
 
-SpotReceivers: TypeAlias = WorkerSuspected | WorkerCleared | StragglerFound | StragglerGone | Stalled | StallEnded
+ReportedFinding: TypeAlias = WorkerSuspected | WorkerCleared | StragglerFound | StragglerGone | Stalled | StallEnded
 """The findings that are reported to the user unchanged."""

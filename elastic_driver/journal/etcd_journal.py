@@ -99,7 +99,7 @@ class EtcdJournal:
     @property
     def only_goes_on(self) -> bool:
         """Whether this driver may only resume a job, as it has stood by for one."""
-        return self.lock.has_stood_by or had_stood_by()
+        return self.lock.was_standby or had_stood_by()
 
     @property
     def is_of_this_command(self) -> bool:

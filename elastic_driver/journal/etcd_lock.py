@@ -69,7 +69,7 @@ class EtcdLock:
         on_lost: called by that thread when it is certain that this process does not have it; it may take it again.
         head: the valid generation when it was taken.
         last: the record of the job's end at that time.
-        has_stood_by: whether it has waited for the end of a living driver.
+        was_standby: whether it has waited for the end of a living driver.
         waited_for: the job of that driver; "" if there was none, or it did not say which.
         driver: the unique id of this driver.
         cluster_id: the id of its etcd cluster.
@@ -81,7 +81,7 @@ class EtcdLock:
         self.on_lost: Callable[[], object] = lambda: None
         self.head = Found()
         self.last = Signature()
-        self.has_stood_by = False
+        self.was_standby = False
         self.waited_for = ""
         self.driver = secrets.token_hex(_NAME_BYTES)
         self.cluster_id = ""
@@ -149,10 +149,10 @@ class EtcdLock:
                         waiting.wait(client, holder)
                 except EtcdError as error:
                     is_away = isinstance(error, EtcdUnreachableError) and time.monotonic() < until
-                    if not is_away and not waiting.has_stood_by:
+                    if not is_away and not waiting.was_standby:
                         raise
                     waiting.wait_for_etcd(error)
-            lock.has_stood_by, lock.waited_for = waiting.has_stood_by, waiting.stood_by_for
+            lock.was_standby, lock.waited_for = waiting.was_standby, waiting.stood_by_for
             lock._begin(client)
         except BaseException:
             client.close()

@@ -36,7 +36,7 @@ class Waiting:
         place, key_name, on_wait, look, stands_by: as there.
 
     Attributes:
-        has_stood_by: whether it has waited for the end of a living driver.
+        was_standby: whether it has waited for the end of a living driver.
         stood_by_for: the job of that driver; "" if unknown.
     """
 
@@ -58,7 +58,7 @@ class Waiting:
         self._dying_s = LEASE_S + _LATER_S
         self._back_until: float | None = None
         self.stood_by_for = ""
-        self.has_stood_by = False
+        self.was_standby = False
 
     def wait(self, client: EtcdClient, holder: KeyValue) -> None:
         """Wait a while.
@@ -84,7 +84,7 @@ class Waiting:
             self._back_until = None
         whom = f"job {there.job}" if there is not None and there.job else "another job"
         if self._stands_by:
-            self.has_stood_by = True
+            self.was_standby = True
             self.stood_by_for = "" if there is None else there.job
             self._check_key(client)
             self._tell(f"standing by: {whom} is driven by {_who(there)}")
@@ -119,9 +119,9 @@ class Waiting:
         """Wait a while, for an etcd that does not respond, or that rejects requests that it has accepted before."""
         if not self._is_silent:
             self._is_silent = True
-            what = "still standing by, and waiting for etcd" if self.has_stood_by else "waiting for etcd"
+            what = "still standing by, and waiting for etcd" if self.was_standby else "waiting for etcd"
             self._on_wait(f"{what}: {in_words(error)}")
-        self._look(drives=self.has_stood_by)
+        self._look(drives=self.was_standby)
         time.sleep(_LOOK_S)
 
     def _check_key(self, client: EtcdClient) -> None:

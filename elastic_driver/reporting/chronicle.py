@@ -17,7 +17,7 @@ from typing import Protocol
 from elastic_driver.core.events import Event, PublishRound, Report, ReportResumed, SetNotice, StopWorker
 from elastic_driver.core.setbacks import Failure
 from elastic_driver.core.standing import Standing
-from elastic_driver.health.findings import SpotReceivers, StallEnded
+from elastic_driver.health.findings import ReportedFinding, StallEnded
 from elastic_driver.health.sampler import Sampled
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.rendezvous.messages import DiskReport
@@ -368,7 +368,7 @@ class Chronicle:
         """Report that a worker is frozen or hangs, and is about to be killed."""
         self._tell(WorkerHung(worker, reason))
 
-    def found(self, finding: SpotReceivers | Sampled) -> None:
+    def found(self, finding: ReportedFinding | Sampled) -> None:
         """Report a finding on the workers' health: a suspected hang, a straggler, a stall of the round, or a sample."""
         if isinstance(finding, StallEnded) and not finding.resumed:
             self._stalled_s = finding.stood_s

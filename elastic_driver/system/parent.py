@@ -163,14 +163,14 @@ def started() -> Started | None:
     return _started
 
 
-def has_begun(*, has_stood_by: bool = False) -> None:
+def has_begun(*, was_standby: bool = False) -> None:
     """Record that there is a journal, which is not a file here: a restarted driver continues from it.
 
     Args:
-        has_stood_by: whether this process has waited for the end of another driver, which owns that job.
+        was_standby: whether this process has waited for the end of another driver, which owns that job.
     """
-    if _mark is not None and (has_stood_by or not _is_marked()):
-        os.pwrite(_mark, _STOOD_BY if has_stood_by else _BEGUN, 0)
+    if _mark is not None and (was_standby or not _is_marked()):
+        os.pwrite(_mark, _STOOD_BY if was_standby else _BEGUN, 0)
 
 
 def had_stood_by() -> bool:

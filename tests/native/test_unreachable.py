@@ -31,7 +31,7 @@ LIMIT_S = 2.0
 PATIENCE_S = 150.0
 
 
-class SpotReceivers:
+class HeldMeeting:
     """A rank's meeting, which says where rank 0 is only when the test lets it."""
 
     def __init__(self, pipe: Connection) -> None:
@@ -110,7 +110,7 @@ def _serve(rank: int, hosts: Sequence[NamespaceHost], pipe: Connection) -> None:
     settings = EngineSettings(machine=hosts[rank].name, host_timeout_s=LIMIT_S)
     engine = NativeEngine(rank, len(hosts), hosts[rank].ipv4, timeout_s=PATIENCE_S, settings=settings, seal=SEAL)
     try:
-        engine.connect(SpotReceivers(pipe), timeout_s=PATIENCE_S)
+        engine.connect(HeldMeeting(pipe), timeout_s=PATIENCE_S)
         pipe.send(("connected",))
         while True:
             word, count = pipe.recv()

@@ -62,7 +62,7 @@ def told(job: Job) -> list[dict[str, Any]]:
 
 
 @dataclass
-class SpotReceivers:
+class JobOutput:
     """What the workers of a job were told, what the command said, and the script's path."""
 
     workers: list[dict[str, Any]]
@@ -71,30 +71,30 @@ class SpotReceivers:
 
 
 @pytest.fixture(scope="class")
-def job(tmp_path_factory: pytest.TempPathFactory) -> SpotReceivers:
+def job(tmp_path_factory: pytest.TempPathFactory) -> JobOutput:
     folder = tmp_path_factory.mktemp("command-line")
     path = script(folder, TELL)
     words = "--standalone --nproc_per_node=2 --max-restarts=3 --rdzv-id=mine --role=trainer --rdzv-backend=c10d"
     more = "--rdzv-conf read_timeout=3,join_timeout=30 --numa-binding node"
     with start(folder, *words.split(), *more.split(), path, "--local", "x") as running:
-        return SpotReceivers(told(running), running.said(), path)
+        return JobOutput(told(running), running.said(), path)
 
 
 class TestACommandLine:
     """One of torchrun, with much of what can be given."""
 
-    def test_a_command_line_of_torchrun(self, job: SpotReceivers) -> None:
+    def test_a_command_line_of_torchrun(self, job: JobOutput) -> None:
         assert [worker["argv"] for worker in job.workers] == [[job.path, "--local", "x"]] * 2
         for rank, worker in enumerate(job.workers):
             assert (worker["RANK"], worker["LOCAL_RANK"]) == (str(rank), str(rank))
             assert (worker["WORLD_SIZE"], worker["LOCAL_WORLD_SIZE"], worker["ROLE_NAME"]) == ("2", "2", "trainer")
             assert (worker["TORCHELASTIC_RESTART_COUNT"], worker["TORCHELASTIC_MAX_RESTARTS"]) == ("0", "3")
 
-    def test_keys_without_effect_are_told(self, job: SpotReceivers) -> None:
+    def test_keys_without_effect_are_told(self, job: JobOutput) -> None:
         assert job.said.count("of --rdzv-conf has no effect here") == 1
 
     @pytest.mark.skipif(Path("/proc/driver/nvidia/gpus").exists(), reason="a machine without GPUs is asked for")
-    def test_workers_that_cannot_be_bound_run_all_the_same(self, job: SpotReceivers) -> None:
+    def test_workers_that_cannot_be_bound_run_all_the_same(self, job: JobOutput) -> None:
         assert len(job.workers) == 2
         complaint = "cannot bind workers to processors (--numa-binding node): this host has no NVIDIA GPU"
         assert job.said.count(complaint) == 1, job.said

@@ -35,7 +35,7 @@ def taken(own: deque[float]) -> float | None:
 
 
 @dataclass
-class SpotReceivers:
+class Reported:
     """What was said, at which second and in which step."""
 
     at_s: float
@@ -52,7 +52,7 @@ def simulate(
     slow: dict[int, tuple[int, int, float]] | None = None,
     seed: int = 1,
     look_s: float = 1.0,
-) -> tuple[list[SpotReceivers], dict[int, float]]:
+) -> tuple[list[Reported], dict[int, float]]:
     """Ranks that begin each step together; each looked at once a second, at its own moment of it.
 
     Args:
@@ -98,5 +98,5 @@ def simulate(
         now = end
         if now - judged >= look_s:
             judged = now
-            told += [SpotReceivers(now, step, news) for news in watch.look(now)]
+            told += [Reported(now, step, news) for news in watch.look(now)]
     return told, began

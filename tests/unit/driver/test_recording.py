@@ -33,7 +33,7 @@ HERE = an_agent(hello=dataclasses.replace(greeting("a" * 32), owner=name_of_this
 DEAD = an_agent(hello=dataclasses.replace(greeting("a" * 32), owner=f"{place_of_processes()} {os.getpid()} 1"))
 
 
-class SpotReceivers:
+class FakeConsole:
     """A console."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class SpotReceivers:
 
 def test_without_a_journal_a_job_has_its_facts_all_the_same() -> None:
     settings = settings_in(Path("/nowhere"), journal=None)
-    with recording(settings, "0123", SpotReceivers()) as recorded:
+    with recording(settings, "0123", FakeConsole()) as recorded:
         job = recorded.job
     assert (recorded.journal, recorded.before, recorded.over) == (None, None, None)
     assert (job.job_id, job.settings, job.directory) == ("0123", settings, os.getcwd())
@@ -63,7 +63,7 @@ def test_a_new_job_begins_where_the_last_one_was_closed(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     assert not has_journal(settings_in(kept))
     for epoch in (1, 2):
-        with recording(settings_in(kept), "0123", told := SpotReceivers()) as recorded:
+        with recording(settings_in(kept), "0123", told := FakeConsole()) as recorded:
             assert recorded.journal is not None
             assert (recorded.journal.epoch, recorded.before) == (epoch, None)
             recorded.journal.close(0)
@@ -83,7 +83,7 @@ def test_a_new_job_begins_where_the_last_one_was_closed(tmp_path: Path) -> None:
 def test_where_nobody_is_left_it_is_a_new_job(tmp_path: Path, agents: Sequence[Fact]) -> None:
     kept = tmp_path / "kept"
     leave(kept, *agents)
-    with recording(settings_in(kept), "0456", told := SpotReceivers()) as recorded:
+    with recording(settings_in(kept), "0456", told := FakeConsole()) as recorded:
         assert (recorded.job.job_id, recorded.before) == ("0456", None)
         assert recorded.journal is not None
         assert recorded.journal.epoch == 5
@@ -96,7 +96,7 @@ def test_where_nobody_is_left_it_is_a_new_job(tmp_path: Path, agents: Sequence[F
 def test_a_job_that_had_ended_is_closed_with_its_exit_code(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     leave(kept, DEAD, state=dataclasses.replace(STATE, end=EndJob(3, "too few")))
-    with recording(settings_in(kept), "0456", told := SpotReceivers()) as recorded:
+    with recording(settings_in(kept), "0456", told := FakeConsole()) as recorded:
         assert recorded.over == 3
     assert told.lines == []
     closed = read_job(kept)
@@ -107,10 +107,10 @@ def test_a_job_that_had_ended_is_closed_with_its_exit_code(tmp_path: Path) -> No
 @pytest.mark.parametrize("code", [0, 3, 70])
 def test_a_job_that_ends_before_it_is_gone_on_with_is_not_begun_anew(tmp_path: Path, code: int) -> None:
     kept = tmp_path / "kept"
-    with recording(settings_in(kept), "0123", SpotReceivers()) as recorded:
+    with recording(settings_in(kept), "0123", FakeConsole()) as recorded:
         assert recorded.journal is not None
         recorded.journal.close(code)
-    with recording(settings_in(kept), "0456", told := SpotReceivers(), resumed=Resumed("0123")) as recorded:
+    with recording(settings_in(kept), "0456", told := FakeConsole(), resumed=Resumed("0123")) as recorded:
         assert recorded.over == code
     assert told.lines == [f"job 0123 has ended with exit code {code}"]
 
@@ -122,7 +122,7 @@ def test_a_journal_that_is_anothers_by_now_is_left_alone(tmp_path: Path, there: 
         leave(kept, HERE, job=job_of_one(job_id=there, settings=settings_in(kept)))
     with (
         pytest.raises(SettingsError, match=r"cannot go on with job 0123: the journal .* is .* by now"),
-        recording(settings_in(kept), "0456", SpotReceivers(), resumed=Resumed("0123")),
+        recording(settings_in(kept), "0456", FakeConsole(), resumed=Resumed("0123")),
     ):
         pass
     found = read_job(kept)
@@ -134,7 +134,7 @@ def test_who_goes_on_with_a_job_of_which_nobody_is_left(tmp_path: Path, begins: 
     """Its command begins another. Who goes on with it to end it does not."""
     kept = tmp_path / "kept"
     leave(kept, DEAD)
-    with recording(settings_in(kept), "0456", told := SpotReceivers(), resumed=Resumed("0123", begins)) as recorded:
+    with recording(settings_in(kept), "0456", told := FakeConsole(), resumed=Resumed("0123", begins)) as recorded:
         assert recorded.over == (None if begins else 143)
         assert recorded.journal is not None
         recorded.journal.close(143)
@@ -151,11 +151,11 @@ def test_a_driver_that_was_started_again_begins_a_job_where_none_was_left(
     """It has closed the journal itself when no agent had come back, or the one before it has, and was killed then."""
     kept = tmp_path / "kept"
     monkeypatch.setattr(parent, "_started", parent.Started(is_last=False, before="", signals=[]))
-    with recording(settings_in(kept), "0123", SpotReceivers()) as recorded:
+    with recording(settings_in(kept), "0123", FakeConsole()) as recorded:
         assert recorded.journal is not None
-        close(recorded.journal, code, told := SpotReceivers(), is_in_vain=code == 70)
+        close(recorded.journal, code, told := FakeConsole(), found_nothing=code == 70)
         assert told.warnings == []
-    with recording(settings_in(kept), "0456", SpotReceivers()) as recorded:
+    with recording(settings_in(kept), "0456", FakeConsole()) as recorded:
         assert recorded.over == (code if is_over else None)
         assert recorded.job.job_id == ("0123" if is_over else "0456")
         if not is_over:
@@ -172,11 +172,11 @@ def test_a_driver_that_was_started_again_finds_that_another_has_the_job(
     with JournalFolder.take(kept, "0123"):
         with (
             pytest.raises(JournalError, match="job 0123 is driven by process"),
-            recording(settings_in(kept), "0456", SpotReceivers()),
+            recording(settings_in(kept), "0456", FakeConsole()),
         ):
             pass
         monkeypatch.setattr(parent, "_started", parent.Started(is_last=False, before="", signals=[]))
-        with recording(settings_in(kept), "0456", told := SpotReceivers()) as recorded:
+        with recording(settings_in(kept), "0456", told := FakeConsole()) as recorded:
             assert (recorded.over, recorded.journal) == (75, None)
     assert "another driver has this job by now" in told.warnings[0]
 
@@ -185,14 +185,14 @@ def test_nobody_else_gets_the_folder_before_another_job_begins_in_it(tmp_path: P
     """One that stands by would end with the exit code of the job of which nothing is left."""
     kept = tmp_path / "kept"
     leave(kept, HERE)
-    with recording(settings_in(kept), "0456", SpotReceivers()) as recorded:
+    with recording(settings_in(kept), "0456", FakeConsole()) as recorded:
         assert recorded.journal is not None
         assert recorded.held is not None
-        assert close(recorded.journal, 70, SpotReceivers(), is_in_vain=True)
+        assert close(recorded.journal, 70, FakeConsole(), found_nothing=True)
         held = recorded.held.handed_on()
     with pytest.raises(JournalHeldError, match="job 0123 is driven by process"):
         JournalFolder.take(kept, "0789")
-    with recording(settings_in(kept), "0456", SpotReceivers(), held=held) as recorded:
+    with recording(settings_in(kept), "0456", FakeConsole(), held=held) as recorded:
         assert (recorded.job.job_id, recorded.before, recorded.over) == ("0456", None, None)
         with pytest.raises(JournalHeldError, match="job 0456 is driven by process"):
             JournalFolder.take(kept, "0789")
@@ -211,7 +211,7 @@ def taken(tmp_path: Path) -> Path:
 
 def test_a_job_that_is_taken_over_goes_on_as_it_was_started(taken: Path) -> None:
     given = settings_in(taken, num_proc=2, min_num_proc=2, worker_env={"A": SECRET}, verbose=True)
-    with recording(given, "0456", told := SpotReceivers()) as recorded:
+    with recording(given, "0456", told := FakeConsole()) as recorded:
         job, before, journal = recorded.job, recorded.before, recorded.journal
         assert before is not None
         assert journal is not None
@@ -228,13 +228,13 @@ def test_a_job_that_is_taken_over_goes_on_as_it_was_started(taken: Path) -> None
 
 
 def test_the_same_command_is_told_nothing(taken: Path) -> None:
-    with recording(settings_in(taken), "0456", told := SpotReceivers()):
+    with recording(settings_in(taken), "0456", told := FakeConsole()):
         pass
     assert (told.lines, told.warnings) == ([], [])
 
 
 def test_a_driver_that_cannot_take_over_leaves_the_job_to_the_next(taken: Path) -> None:
-    with pytest.raises(SettingsError, match="no port"), recording(settings_in(taken), "0456", SpotReceivers()):
+    with pytest.raises(SettingsError, match="no port"), recording(settings_in(taken), "0456", FakeConsole()):
         raise SettingsError("no port")
     found = read_job(taken)
     assert isinstance(found, Recorded)
@@ -244,7 +244,7 @@ def test_a_driver_that_cannot_take_over_leaves_the_job_to_the_next(taken: Path) 
 def test_a_new_job_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
     with (
         pytest.raises(SettingsError, match="no port"),
-        recording(settings_in(tmp_path / "kept"), "0456", SpotReceivers()),
+        recording(settings_in(tmp_path / "kept"), "0456", FakeConsole()),
     ):
         raise SettingsError("no port")
     closed = read_job(tmp_path / "kept")
@@ -268,7 +268,7 @@ def test_it_goes_where_the_job_was_started(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_happens_to_a_job_that_is_taken_over_is_written_behind_its_past(taken: Path) -> None:
     async def go_on() -> None:
-        with recording(settings_in(taken), "0456", SpotReceivers()) as recorded:
+        with recording(settings_in(taken), "0456", FakeConsole()) as recorded:
             assert recorded.journal is not None
             assert recorded.before is not None
             done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
@@ -291,12 +291,12 @@ def test_a_journal_that_was_moved_is_not_where_agents_look_for_a_driver(tmp_path
     if agent is HERE:
         with (
             pytest.raises(JournalError, match=r"its journal was .*kept, where .* move it back there, or end the job"),
-            recording(settings_in(moved), "0456", SpotReceivers()),
+            recording(settings_in(moved), "0456", FakeConsole()),
         ):
             pass
         moved.rename(kept)
         moved = kept
-    with recording(settings_in(moved), "0456", SpotReceivers()) as recorded:
+    with recording(settings_in(moved), "0456", FakeConsole()) as recorded:
         assert (recorded.before is not None) == (agent is HERE)
 
 
@@ -310,11 +310,11 @@ def test_a_driver_that_answers_is_not_dead_though_somebody_has_removed_its_lock(
     with folder.listen("driver.sock"):
         with (
             pytest.raises(JournalError, match=r"a driver of job 0123 answers at .*; has somebody removed .*lock\?"),
-            recording(settings_in(kept), "0456", SpotReceivers()),
+            recording(settings_in(kept), "0456", FakeConsole()),
         ):
             pass
         assert isinstance(read_job(kept), Recorded)
-    with recording(settings_in(kept), "0456", SpotReceivers()) as recorded:
+    with recording(settings_in(kept), "0456", FakeConsole()) as recorded:
         assert recorded.before is not None, "it is dead: nobody listens"
     folder.close()
 
@@ -334,7 +334,7 @@ class Standing:
     """A driver that stands by, in a thread, until the one that has the folder lets go of it."""
 
     def __init__(self, folder: Path, job_id: str = "0456") -> None:
-        self.told = SpotReceivers()
+        self.told = FakeConsole()
         self.waits = threading.Event()
         self.told.line = lambda text: (self.told.lines.append(text), self.waits.set())  # type: ignore[method-assign, assignment]
         self.found: Recording | None = None
@@ -360,11 +360,11 @@ class Standing:
 def test_those_that_stand_by_end_with_the_job_that_they_have_waited_for(tmp_path: Path, code: int) -> None:
     """With 70, too, though its journal stays as it is for the report."""
     kept = tmp_path / "kept"
-    with recording(settings_in(kept), "0123", SpotReceivers()) as recorded:
+    with recording(settings_in(kept), "0123", FakeConsole()) as recorded:
         assert recorded.journal is not None
         asyncio.run(written(recorded.journal))
         later = [Standing(kept, job_id) for job_id in ("0456", "0789")]
-        close(recorded.journal, code, SpotReceivers())
+        close(recorded.journal, code, FakeConsole())
     for each in later:
         assert each.ends_with().over == code
         assert each.told.lines[-1] == f"job 0123 has ended with exit code {code}"
@@ -375,13 +375,13 @@ def test_a_job_whose_end_could_not_be_written_has_ended_for_one_that_stands_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tmp_path / "kept"
-    with recording(settings_in(kept), "0123", SpotReceivers()) as recorded:
+    with recording(settings_in(kept), "0123", FakeConsole()) as recorded:
         assert recorded.journal is not None
         asyncio.run(written(recorded.journal))
         later = Standing(kept)
         with monkeypatch.context() as patch:
             patch.setattr(FolderStore, "begin", refuse)
-            assert not close(recorded.journal, 3, SpotReceivers())
+            assert not close(recorded.journal, 3, FakeConsole())
     assert later.ends_with().over == 3
 
 
@@ -389,7 +389,7 @@ def test_its_command_begins_it_anew_and_waits_for_none_of_its_agents(taken: Path
     with JournalFolder.take(taken, "0123") as folder:
         folder.is_of("0123")
         folder.has_ended(3)
-    with recording(settings_in(taken), "0456", SpotReceivers()) as recorded:
+    with recording(settings_in(taken), "0456", FakeConsole()) as recorded:
         assert (recorded.job.job_id, recorded.before, recorded.over) == ("0456", None, None)
 
 
@@ -397,23 +397,23 @@ def test_a_job_that_has_ended_with_an_error_of_its_drivers_is_begun_anew_by_its_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tmp_path / "kept"
-    with recording(settings_in(kept), "0123", SpotReceivers()) as recorded:
+    with recording(settings_in(kept), "0123", FakeConsole()) as recorded:
         assert recorded.journal is not None
         asyncio.run(written(recorded.journal))
-        close(recorded.journal, 70, SpotReceivers())
-    with recording(settings_in(kept), "0456", SpotReceivers(), resumed=Resumed("0123")) as recorded:
+        close(recorded.journal, 70, FakeConsole())
+    with recording(settings_in(kept), "0456", FakeConsole(), resumed=Resumed("0123")) as recorded:
         assert recorded.over == 70
     with monkeypatch.context() as patch:  # its driver was killed when it had said so
         patch.setattr(parent, "_started", parent.Started(is_last=False, before="", signals=[]))
-        with recording(settings_in(kept), "0456", SpotReceivers()) as recorded:
+        with recording(settings_in(kept), "0456", FakeConsole()) as recorded:
             assert recorded.over == 70
-    with recording(settings_in(kept), "0456", SpotReceivers()) as recorded:
+    with recording(settings_in(kept), "0456", FakeConsole()) as recorded:
         assert (recorded.job.job_id, recorded.over) == ("0456", None)
 
 
 def test_one_that_stands_by_begins_the_job_whose_driver_died_before_it_wrote_anything(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
-    with recording(settings_in(kept), "0123", SpotReceivers()) as recorded:
+    with recording(settings_in(kept), "0123", FakeConsole()) as recorded:
         assert recorded.journal is not None
         recorded.journal.give_up()
         later = Standing(kept)

@@ -45,7 +45,7 @@ SECRET = "5ec4e7 that nobody can guess"
 FAR = an_agent(local=False, hello=greeting("a" * 32))
 
 
-class SpotReceivers:
+class FakeConsole:
     """A console."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Place:
         job = job_of_one(settings=self.settings(), directory=str(self.key.parent))
 
         async def write() -> None:
-            with recording(self.settings(), job.job_id, SpotReceivers()) as recorded:
+            with recording(self.settings(), job.job_id, FakeConsole()) as recorded:
                 assert recorded.held is not None
                 journal = Journal(recorded.held.store(), job, epoch=4, facts=facts)
                 await written(journal)
@@ -112,7 +112,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def test_a_new_job_begins_where_the_last_one_was_closed(place: Place) -> None:
     for epoch in (1, 2):
         assert has_journal(place.settings()), "nobody knows before it is asked"
-        with recording(place.settings(), f"012{epoch}", told := SpotReceivers()) as recorded:
+        with recording(place.settings(), f"012{epoch}", told := FakeConsole()) as recorded:
             assert recorded.journal is not None
             assert recorded.lock is not None
             assert recorded.lock.place == place.place
@@ -127,7 +127,7 @@ def test_a_new_job_begins_where_the_last_one_was_closed(place: Place) -> None:
 def test_a_job_is_taken_over(place: Place) -> None:
     place.leave(FAR)
     assert not any(SECRET.encode() in value or b"num_proc" in value for value in place.etcd.held().values())
-    with recording(place.settings(), "0456", told := SpotReceivers()) as recorded:
+    with recording(place.settings(), "0456", told := FakeConsole()) as recorded:
         journal, before = recorded.journal, recorded.before
         assert journal is not None
         assert before is not None
@@ -149,7 +149,7 @@ def test_another_key_takes_nothing_over(place: Place) -> None:
     before = place.etcd.held()
     place.key.write_text("another that nobody can guess")
     why = r"it is sealed with another key: is --journal-key the job's\?"
-    with pytest.raises(JournalError, match=why), recording(place.settings(), "0456", SpotReceivers()):
+    with pytest.raises(JournalError, match=why), recording(place.settings(), "0456", FakeConsole()):
         pass
     assert place.etcd.held() == before
 
@@ -162,7 +162,7 @@ def test_a_key_that_is_none(place: Place, text: str | None, why: str) -> None:
     place.key.unlink()
     if text is not None:
         place.key.write_text(text)
-    with pytest.raises(SettingsError, match=why), recording(place.settings(), "0456", SpotReceivers()):
+    with pytest.raises(SettingsError, match=why), recording(place.settings(), "0456", FakeConsole()):
         pass
 
 
@@ -170,7 +170,7 @@ def test_etcd_is_away(place: Place) -> None:
     place.etcd.close()
     with (
         pytest.raises(JournalError, match=r"^cannot use etcd://.* \(--journal\): no answer of etcd: http://127.0.0.1:"),
-        recording(place.settings(), "0456", SpotReceivers()),
+        recording(place.settings(), "0456", FakeConsole()),
     ):
         pass
 
@@ -181,7 +181,7 @@ def test_a_driver_that_was_started_again_waits_for_etcd(place: Place, monkeypatc
     monkeypatch.setattr(parent, "_started", parent.Started(is_last=False, before="", signals=[]))
     place.leave(FAR)
     place.etcd.is_away = True
-    told = SpotReceivers()
+    told = FakeConsole()
     told.line = lambda text: (told.lines.append(text), setattr(place.etcd, "is_away", False))  # type: ignore[method-assign, assignment]
     with recording(place.settings(), "0456", told) as recorded:
         assert recorded.before is not None
@@ -193,20 +193,20 @@ def test_a_driver_that_was_started_again_waits_for_etcd(place: Place, monkeypatc
     place.etcd.is_away = True
     hurried = place.settings()
     object.__setattr__(hurried, "driver_timeout_s", 0.05)  # users wait longer
-    with pytest.raises(JournalError, match="no answer of etcd"), recording(hurried, "0456", SpotReceivers()):
+    with pytest.raises(JournalError, match="no answer of etcd"), recording(hurried, "0456", FakeConsole()):
         pass
 
 
 def test_a_driver_that_was_started_again_finds_that_another_has_the_job(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with recording(place.settings(), "0123", SpotReceivers()) as other:
+    with recording(place.settings(), "0123", FakeConsole()) as other:
         assert other.journal is not None
         held = pytest.raises(JournalHeldError, match="job 0123 is driven by process")
-        with held, recording(place.settings(), "0456", SpotReceivers()):
+        with held, recording(place.settings(), "0456", FakeConsole()):
             pass
         monkeypatch.setattr(parent, "_started", parent.Started(is_last=False, before="", signals=[]))
-        with recording(place.settings(), "0456", told := SpotReceivers()) as recorded:
+        with recording(place.settings(), "0456", told := FakeConsole()) as recorded:
             assert (recorded.over, recorded.journal) == (75, None)
         other.journal.give_up()
     assert "another driver has this job by now" in told.warnings[0]
@@ -221,12 +221,12 @@ def test_a_job_that_was_closed_is_over_for_its_own_command_alone(
         with monkeypatch.context() as patch:
             if has_begun:
                 patch.setattr(parent, "_mark", mark)
-            with recording(place.settings(), "0123", SpotReceivers()) as recorded:
+            with recording(place.settings(), "0123", FakeConsole()) as recorded:
                 assert recorded.journal is not None
                 recorded.journal.close(3)
         monkeypatch.setattr(parent, "_mark", mark)
         monkeypatch.setattr(parent, "_started", parent.Started(is_last=False, before="", signals=[]))
-        with recording(place.settings(), "0456", SpotReceivers()) as recorded:
+        with recording(place.settings(), "0456", FakeConsole()) as recorded:
             assert recorded.over == (3 if has_begun else None)
             if recorded.journal is not None:
                 recorded.journal.close(0)
@@ -238,7 +238,7 @@ class Standing:
     """A driver that stands by, in a thread."""
 
     def __init__(self, place: Place, job_id: str = "0456") -> None:
-        self.told = SpotReceivers()
+        self.told = FakeConsole()
         self.found: Recording | None = None
         self.error: SettingsError | None = None
         self._place, self._job_id = place, job_id
@@ -273,11 +273,11 @@ def test_those_that_stand_by_end_with_the_job_that_they_have_waited_for(
     place: Place, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.01)
-    with recording(place.settings(), "0123", SpotReceivers()) as recorded:
+    with recording(place.settings(), "0123", FakeConsole()) as recorded:
         assert recorded.journal is not None
         assert asyncio.run(written(recorded.journal)) is None
         later = [Standing(place, job_id) for job_id in ("0456", "0789")]
-        close(recorded.journal, code, SpotReceivers())
+        close(recorded.journal, code, FakeConsole())
     for each in later:
         assert each.ends_with().over == code
         assert each.told.lines[-1] == f"job 0123 has ended with exit code {code}"
@@ -287,7 +287,7 @@ def test_those_that_stand_by_end_with_the_job_that_they_have_waited_for(
 def test_one_that_stands_by_takes_the_job_over(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.01)
     place.leave(FAR)
-    with recording(place.settings(), "0789", SpotReceivers()) as recorded:
+    with recording(place.settings(), "0789", FakeConsole()) as recorded:
         assert recorded.journal is not None
         later = Standing(place)
         recorded.journal.give_up()
@@ -303,10 +303,10 @@ def test_one_that_stands_by_begins_no_job(place: Place, monkeypatch: pytest.Monk
     monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.01)
     monkeypatch.setattr(etcd_waiting, "_LATER_S", 0.05 - LEASE_S)
     if how == "another that has ended":
-        with recording(place.settings(), "0100", SpotReceivers()) as recorded:
+        with recording(place.settings(), "0100", FakeConsole()) as recorded:
             assert recorded.journal is not None
             recorded.journal.close(3)
-    with recording(place.settings(), "0123", SpotReceivers()) as recorded:
+    with recording(place.settings(), "0123", FakeConsole()) as recorded:
         journal = recorded.journal
         assert journal is not None
         assert recorded.lock is not None
@@ -338,7 +338,7 @@ def test_one_that_stands_by_begins_no_job(place: Place, monkeypatch: pytest.Monk
 
 def test_one_that_stands_by_for_a_job_whose_agents_are_gone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.01)
-    with recording(place.settings(), "0123", SpotReceivers()) as recorded:
+    with recording(place.settings(), "0123", FakeConsole()) as recorded:
         assert recorded.journal is not None
         later = Standing(place)
         assert asyncio.run(written(recorded.journal)) is None
@@ -348,7 +348,7 @@ def test_one_that_stands_by_for_a_job_whose_agents_are_gone(place: Place, monkey
     assert later.told.lines[-1].endswith("none of its agents is left; the same command begins it anew")
     assert later.told.warnings == []
     # Which it does.
-    with recording(place.settings(), "0456", SpotReceivers()) as recorded:
+    with recording(place.settings(), "0456", FakeConsole()) as recorded:
         assert (recorded.over, recorded.before) == (None, None)
         assert recorded.journal is not None
         recorded.journal.close(0)
@@ -359,7 +359,7 @@ def test_one_that_stands_by_knows_the_end_of_its_job_where_another_has_begun(
 ) -> None:
     monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.01)
     monkeypatch.setattr(etcd_waiting, "_LATER_S", 0.05 - LEASE_S)
-    with recording(place.settings(), "0123", SpotReceivers()) as recorded:
+    with recording(place.settings(), "0123", FakeConsole()) as recorded:
         assert recorded.held is not None
         assert recorded.journal is not None
         later = Standing(place)
@@ -382,7 +382,7 @@ def test_whoever_is_started_after_one_that_had_stood_by_begins_no_job(
         monkeypatch.setattr(parent, "_mark", mark)
         place.leave(FAR)
         os.ftruncate(mark, 0)  # that was another machine's driver
-        with recording(place.settings(), "0789", SpotReceivers()) as recorded:
+        with recording(place.settings(), "0789", FakeConsole()) as recorded:
             assert recorded.journal is not None
             recorded.journal.give_up()
             if had_stood_by:
@@ -394,7 +394,7 @@ def test_whoever_is_started_after_one_that_had_stood_by_begins_no_job(
         assert parent.was_begun(None), "it has not written anything"
         for key in place.etcd.held():
             place.etcd.remove(key)
-        with recording(place.settings(), "0456", told := SpotReceivers()) as recorded:
+        with recording(place.settings(), "0456", told := FakeConsole()) as recorded:
             # An exit code, and no error: nobody is started after it.
             assert (recorded.over, recorded.journal is None) == ((2, True) if had_stood_by else (None, False))
             if recorded.journal is not None:
@@ -406,24 +406,24 @@ def test_whoever_is_started_after_one_that_had_stood_by_begins_no_job(
 
 
 def test_whoever_goes_on_with_a_job_finds_its_end(place: Place) -> None:
-    with recording(place.settings(), "0123", SpotReceivers()) as recorded:
+    with recording(place.settings(), "0123", FakeConsole()) as recorded:
         assert recorded.journal is not None
         recorded.journal.close(3)
-    with recording(place.settings(), "0456", told := SpotReceivers(), resumed=Resumed("0123")) as recorded:
+    with recording(place.settings(), "0456", told := FakeConsole(), resumed=Resumed("0123")) as recorded:
         assert recorded.over == 3
     assert told.lines == ["job 0123 has ended with exit code 3"]
 
 
 def test_nobody_else_gets_it_before_another_job_begins_there(place: Place) -> None:
     place.leave(FAR)
-    with recording(place.settings(), "0456", SpotReceivers()) as recorded:
+    with recording(place.settings(), "0456", FakeConsole()) as recorded:
         assert recorded.journal is not None
         assert recorded.held is not None
-        assert close(recorded.journal, 70, SpotReceivers(), is_in_vain=True)
+        assert close(recorded.journal, 70, FakeConsole(), found_nothing=True)
         held = recorded.held.handed_on()
-    with recording(place.settings(), "0456", SpotReceivers(), held=held) as recorded:
+    with recording(place.settings(), "0456", FakeConsole(), held=held) as recorded:
         assert (recorded.job.job_id, recorded.before, recorded.over) == ("0456", None, None)
-        with pytest.raises(JournalHeldError), recording(place.settings(), "0789", SpotReceivers()):
+        with pytest.raises(JournalHeldError), recording(place.settings(), "0789", FakeConsole()):
             pass
         assert recorded.journal is not None
         assert asyncio.run(written(recorded.journal)) is None
@@ -457,7 +457,7 @@ def test_a_journal_that_another_driver_has_by_now_is_lost(
         assert str(error).endswith("job 0123 is driven by process 1 on there")
         journal.give_up()
 
-    with recording(place.settings(), "0123", SpotReceivers()) as recorded:
+    with recording(place.settings(), "0123", FakeConsole()) as recorded:
         assert recorded.journal is not None
         asyncio.run(lose(recorded.journal))
     assert driver_key(place.place) in place.etcd.held()
@@ -482,7 +482,7 @@ def test_while_etcd_is_away_the_journal_says_why_and_goes_on_then(
         assert journal.trouble == ""
         journal.give_up()
 
-    with recording(place.settings(), "0123", SpotReceivers()) as recorded:
+    with recording(place.settings(), "0123", FakeConsole()) as recorded:
         assert recorded.journal is not None
         asyncio.run(go_on(recorded.journal))
 
@@ -494,11 +494,11 @@ def test_agents_wait_for_another_driver_as_long_as_etcd_has_that_wait(place: Pla
         place.leave(FAR)
     place.etcd.least_lease_s = 15
     why = r"^--agent-timeout 15 is below 30 s, twice the lease of 15 s that etcd grants: "
-    with pytest.raises(SettingsError, match=why), recording(place.settings(), "0456", SpotReceivers()):
+    with pytest.raises(SettingsError, match=why), recording(place.settings(), "0456", FakeConsole()):
         pass
     assert isinstance(place.read(), Recorded) == is_there
     if not is_there:
-        with recording(place.settings(agent_timeout_s=30.0), "0456", SpotReceivers()) as recorded:
+        with recording(place.settings(agent_timeout_s=30.0), "0456", FakeConsole()) as recorded:
             assert recorded.journal is not None
             recorded.journal.close(0)
 
@@ -507,7 +507,7 @@ def test_its_password_is_nowhere_in_what_is_kept(place: Place, monkeypatch: pyte
     """Each driver reads what proves who asks from its own environment; workers have that of the job."""
     monkeypatch.setenv("ETCDCTL_USER", "jobs:pa55word")
     place.etcd.users["jobs"] = "pa55word"
-    with recording(place.settings(), "0123", SpotReceivers()) as recorded:
+    with recording(place.settings(), "0123", FakeConsole()) as recorded:
         assert recorded.journal is not None
         assert recorded.lock is not None
         assert recorded.lock.place == dataclasses.replace(place.place, user="jobs", password="pa55word")
@@ -534,7 +534,7 @@ def test_agents_are_told_of_etcd_what_is_given_for_them(place: Place, monkeypatc
         )
         return side.admission._welcome_facts.etcd
 
-    with recording(place.settings(), "0456", SpotReceivers()) as recorded:
+    with recording(place.settings(), "0456", FakeConsole()) as recorded:
         enter(recorded.job)
         assert not Path("cert").exists()
         assert asyncio.run(welcome(recorded)) == dataclasses.replace(

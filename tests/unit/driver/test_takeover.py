@@ -602,7 +602,7 @@ def test_a_job_of_which_nobody_comes_back_is_over(tmp_path: Path) -> None:
         began = loop.time()
         lives.takes_over(driver_timeout_s=100.0, journal=JournalPlace(tmp_path))
         await lives.job.end()
-        assert lives.job.driver.is_in_vain
+        assert lives.job.driver.found_nothing
         assert 100.9 <= loop.time() - began < 102.0
         assert lives.job.world.asked == []
 
@@ -677,7 +677,9 @@ def test_an_agent_of_this_machine_that_is_stopped_is_killed(
             assert lives.record(A0) is not None
         else:
             await lives.job.end()
-            assert lives.job.driver.is_in_vain, "nobody's lease is longer, and no round goes on without one of its own"
+            assert lives.job.driver.found_nothing, (
+                "nobody's lease is longer, and no round goes on without one of its own"
+            )
         assert sleeper.wait() == -signal.SIGKILL
         assert lives.job.text().count("it is killed, and its workers end with it") == 1
 
@@ -719,7 +721,7 @@ def test_or_until_it_is_stopped_or_dies(
         sleeper.send_signal(number)
         os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
         await lives.job.end()
-        assert lives.job.driver.is_in_vain
+        assert lives.job.driver.found_nothing
         assert sleeper.wait() == -signal.SIGKILL
         # Virtual seconds pass while the kernel ends it; nobody waits for a thousand.
         assert loop.time() - began < 500.0, "of a round of which one is dead nobody is waited for"

@@ -18,7 +18,7 @@ from tests.support.network.ports import free_ports
 pytestmark = pytest.mark.unit
 
 
-class SpotReceivers:
+class SentMessages:
     """What the driver is told."""
 
     def __init__(self) -> None:
@@ -37,8 +37,8 @@ class SpotReceivers:
 
 
 @pytest.fixture
-def told() -> Iterator[SpotReceivers]:
-    with contextlib.closing(SpotReceivers()) as one:
+def told() -> Iterator[SentMessages]:
+    with contextlib.closing(SentMessages()) as one:
         yield one
 
 
@@ -54,7 +54,7 @@ def listens(port: int, *, reuse: bool, address: str = "127.0.0.1") -> bool:
         return True
 
 
-def test_nobody_is_given_a_held_port_but_who_knows_of_it(told: SpotReceivers) -> None:
+def test_nobody_is_given_a_held_port_but_who_knows_of_it(told: SentMessages) -> None:
     port = told.hold(1).port
     assert told.ports.holds(port)
     for address in ("127.0.0.1", "0.0.0.0"):
@@ -68,7 +68,7 @@ def test_nobody_is_given_a_held_port_but_who_knows_of_it(told: SpotReceivers) ->
     assert not told.ports.take(Close())
 
 
-def test_a_thief_that_takes_every_free_port_does_not_get_it(told: SpotReceivers) -> None:
+def test_a_thief_that_takes_every_free_port_does_not_get_it(told: SentMessages) -> None:
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     port = told.hold(1).port
     assert low <= port <= high
@@ -94,9 +94,9 @@ def test_a_thief_that_takes_every_free_port_does_not_get_it(told: SpotReceivers)
         assert sorted([*taken, held]) == list(range(base, base + 4))
 
 
-def test_two_jobs_with_one_range_never_hold_the_same_port(told: SpotReceivers) -> None:
+def test_two_jobs_with_one_range_never_hold_the_same_port(told: SentMessages) -> None:
     base = free_ports(2)[0]
-    with contextlib.closing(SpotReceivers()) as other:
+    with contextlib.closing(SentMessages()) as other:
         got = {told.hold(1, [base, base + 1]).port, other.hold(1, [base, base + 1]).port}
         assert got == {base, base + 1}
         none = told.hold(2, [base, base + 1])
@@ -105,7 +105,7 @@ def test_two_jobs_with_one_range_never_hold_the_same_port(told: SpotReceivers) -
 
 
 @pytest.mark.parametrize("ports", [[70000, 70001], [-5, -5], [3, 2]])
-def test_what_is_no_port_is_told(told: SpotReceivers, ports: list[int]) -> None:
+def test_what_is_no_port_is_told(told: SentMessages, ports: list[int]) -> None:
     answer = told.hold(1, ports)
     assert answer.port == 0
     assert answer.error

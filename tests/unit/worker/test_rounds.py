@@ -227,7 +227,7 @@ def test_each_device_lane_is_registered_once(monkeypatch: pytest.MonkeyPatch) ->
     assert prepared == [("torch", context), ("jax", context)]
 
 
-class RoundCompanion:
+class FakeCompanion:
     """What ends with a round."""
 
     def __init__(self) -> None:
@@ -253,7 +253,7 @@ class RoundCompanion:
 def test_a_companion_ends_with_its_round() -> None:
     round_ = a_round()
     round_.open()
-    companion, late, gone = RoundCompanion(), RoundCompanion(), RoundCompanion()
+    companion, late, gone = FakeCompanion(), FakeCompanion(), FakeCompanion()
     round_.attach(companion)
     round_.attach(gone)
     round_.detach(gone)
@@ -270,7 +270,7 @@ def test_what_a_framework_raises_in_a_broken_round_is_the_rounds(monkeypatch: py
     round_ = a_round()
     round_.open()
     assert not round_.accounts_for(RuntimeError("before there was a group"))
-    companion = RoundCompanion()
+    companion = FakeCompanion()
     round_.attach(companion)
     monkeypatch.setattr(context_module, "_WORD_S", 0.05)
     assert not round_.accounts_for(RuntimeError("the user's own"))
