@@ -75,7 +75,7 @@ def architecture() -> Picture:
     picture = Picture("A driver, an agent on each host, their workers, and the connections between them", 420)
     picture.box(10, 10, 340, 84, "driver")
     picture.text(22, 30, "driver (elasticrun)", "driver b")
-    picture.text(22, 48, "discovers hosts, decides who is in a round")
+    picture.text(22, 48, "discovers hosts, forms rounds")
     picture.text(22, 66, "one port, TLS: --rendezvous-port", "dim")
     picture.text(22, 83, "on its own machine: a Unix socket, no port", "dim small")
     picture.arrow(90, 150, 90, 96, "agent")
@@ -87,7 +87,7 @@ def architecture() -> Picture:
         picture.text(x + 80, 160, name, "fg b", anchor="middle")
         picture.box(x + 12, 170, 136, 50, "agent")
         picture.text(x + 24, 190, "agent", "agent b")
-        picture.text(x + 24, 208, "starts, ends workers", "dim small")
+        picture.text(x + 24, 208, "runs the workers", "dim small")
         picture.arrow(x + 80, 276, x + 80, 222, "worker")
         picture.text(x + 74, 254, kind, "fg small", anchor="end")
         picture.box(x + 12, 276, 136, 74, "worker")
@@ -113,8 +113,8 @@ def a_round() -> Picture:
     steps = (
         ("driver", "agent", "start workers"),
         ("agent", "worker", "start processes"),
-        ("worker", "agent", "asks for a round"),
-        ("agent", "driver", "passes it on"),
+        ("worker", "agent", "request a round"),
+        ("agent", "driver", "forward request"),
         ("driver", "agent", "round 1: ranks"),
         ("agent", "worker", "your rank, the size"),
     )
@@ -128,9 +128,9 @@ def a_round() -> Picture:
     for number, words in enumerate(("connect to each other", "train, commit,", "train, commit, ...")):
         picture.text(280, y + 3 + 17 * number, words, "fg small", anchor="middle")
     y += 76
-    picture.text(100, y - 5, "a notice: change", "change small", anchor="middle")
+    picture.text(100, y - 5, "notice: change", "change small", anchor="middle")
     picture.arrow(44, y, 160, y, "change")
-    picture.text(225, y + 13, "a notice", "change small", anchor="middle")
+    picture.text(225, y + 13, "notice", "change small", anchor="middle")
     picture.arrow(160, y + 18, 290, y + 18, "change")
     picture.text(180, 384, "At their next commit, all workers leave the round", "fg small", anchor="middle")
     picture.text(180, 400, "and ask for the next one.", "fg small", anchor="middle")
@@ -154,7 +154,7 @@ def a_change() -> Picture:
     picture.line(left + 154, 28, left + 154, 94, "change", dashed=True)
     picture.text(left + 50, 102, "it starts, imports", "dim small")
     picture.text(left + 158, 102, "round 2", "change small")
-    picture.text(10, 122, "The others train on until it is ready, and change", "fg small")
+    picture.text(10, 122, "The others train until it is ready. They change", "fg small")
     picture.text(10, 138, "at their next commit: no step is lost.", "fg small")
 
     picture.text(10, 174, "A worker is killed", "fg b")
@@ -167,9 +167,9 @@ def a_change() -> Picture:
     picture.line(left + 105, 229, left + 97, 237, "change")
     picture.text(left + 112, 237, "killed", "change small")
     picture.text(left + 136, 256, "round 2", "change small")
-    picture.text(10, 280, "The survivors go back to their last commit, in their", "fg small")
-    picture.text(10, 296, "processes, and train on. The steps since that commit", "fg small")
-    picture.text(10, 312, "are done again.", "fg small")
+    picture.text(10, 280, "The survivors return to their last commit, in their", "fg small")
+    picture.text(10, 296, "processes, and continue. The steps since that commit", "fg small")
+    picture.text(10, 312, "are repeated.", "fg small")
     return picture
 
 
