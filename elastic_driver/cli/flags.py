@@ -423,13 +423,14 @@ def _host_flags(parser: Parser) -> None:
     setting(
         "agent_timeout_s",
         metavar="S",
-        help="a host that does not respond for this long is lost; its agent kills its workers (default {default})",
+        help="an agent whose driver does not respond for this long kills its workers, and its host is lost "
+        "(default {default})",
     )
     setting(
         "host_timeout_s",
         metavar="S",
-        help="training continues without a host that does not respond for this long, or that another host's workers "
-        "cannot reach (default {default})",
+        help="a host that does not respond for this long is lost if enough workers are left without it; training also "
+        "continues without a host that another host's workers cannot reach (default {default})",
     )
     setting(
         "tls", action="store_const", const=True, help="no effect: connections between machines are always encrypted"
