@@ -92,7 +92,9 @@ def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *a
         ImportError: it is not ``horovod.torch``, or PyTorch is not installed.
     """
     if not extension_available(ext_name.removeprefix("horovod.")):
-        raise ImportError(f"there is no {ext_name} in elastic_driver's stand-in for Horovod", name=ext_name)
+        raise ImportError(
+            f"cannot use {ext_name}: elastic_driver's stand-in for Horovod does not have it", name=ext_name
+        )
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:

@@ -150,7 +150,7 @@ class _HorovodFinder(MetaPathFinder):
         missing = _MISSING.get(fullname.split(".")[1])
         text = f"No module named {fullname!r}: elastic_driver's stand-in for Horovod has "
         if missing is not None:
-            raise ModuleNotFoundError(f"{text}no {missing}; only horovod.torch works here", name=fullname)
+            raise ModuleNotFoundError(f"{text}no {missing}; only horovod.torch is supported", name=fullname)
         raise ModuleNotFoundError(f"{text}no such module", name=fullname)
 
 
@@ -198,7 +198,7 @@ def install(*, mode: str = AUTO) -> bool:
     if mode == AUTO and (foreign or find_real() is not None):
         return False
     if foreign:
-        raise ImportError(f"cannot hide the installed Horovod: {imported!r} is imported already", name="horovod")
+        raise ImportError(f"cannot hide the installed Horovod: {imported!r} is already imported", name="horovod")
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     return True

@@ -124,11 +124,11 @@ def _take_place() -> None:
         body = answer.read()
     except OSError as error:
         reason = in_words(error)
-        raise RuntimeError(f"cannot ask for this worker's place: its agent does not answer: {reason}") from error
+        raise RuntimeError(f"cannot get a rank for this worker: its agent does not answer: {reason}") from error
     finally:
         connection.close()
     if answer.status != 200:
-        raise RuntimeError(f"cannot take this worker's place: {body.decode(errors='replace')[:500]}")
+        raise RuntimeError(f"cannot get a rank for this worker: {body.decode(errors='replace')[:500]}")
     if body == REMOVED:
         raise SystemExit(0)  # it no longer has a place, which is not a failure
     os.environ.update(place_variables(SlotInfo(*map(int, body.split(b",")))))

@@ -62,7 +62,7 @@ class Delivery:
     def _give_call(self, request: RouteRequest) -> tuple[int, bytes]:
         (number,) = _numbers(request.path)
         if number >= self._pieces:
-            raise RendezvousProtocolError(f"cannot give piece {number} of a call of {self._pieces}")
+            raise RendezvousProtocolError(f"cannot send piece {number} of a call of {self._pieces} pieces")
         return 200, bytes(self._call[number * PIECE_BYTES : (number + 1) * PIECE_BYTES])
 
     def _take_outcome(self, request: RouteRequest) -> tuple[int, bytes]:
@@ -70,14 +70,18 @@ class Delivery:
         worker, piece = request.identity.worker, request.body
         is_last = number == total - 1
         if not number < total <= _MOST_PIECES or len(piece) > PIECE_BYTES or (len(piece) < PIECE_BYTES and not is_last):
-            raise RendezvousProtocolError(f"cannot take {len(piece)} bytes as piece {number} of {total} of an outcome")
+            raise RendezvousProtocolError(
+                f"cannot accept {len(piece)} bytes as piece {number} of {total} of an outcome"
+            )
         assert worker is not None  # the route is for workers
         outcome = self._arriving.get(worker)
         if outcome is None:
             path = outcome_path(self._folder, len(self._arriving), worker)
             outcome = self._arriving[worker] = _Outcome(worker, path, total)
         if total != outcome.total:
-            raise RendezvousProtocolError(f"cannot take an outcome of {total} pieces for one of {outcome.total}")
+            raise RendezvousProtocolError(
+                f"cannot accept an outcome of {total} pieces: its earlier pieces announced {outcome.total}"
+            )
         if number not in outcome.missing:
             return 204, b""  # received before, but its answer was lost
         if not self._writer.put(lambda: outcome.write(number, piece), len(piece)):
@@ -126,7 +130,7 @@ class _Outcome:
             work()
         except OSError as error:
             self._is_spoilt = True
-            _log.warning("cannot keep what worker %s returned: %s", self._worker, with_path(error))
+            _log.warning("cannot store the result of worker %s: %s", self._worker, with_path(error))
 
 
 def _numbers(path: tuple[str, ...]) -> tuple[int, ...]:

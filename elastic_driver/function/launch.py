@@ -366,7 +366,7 @@ def exit_code(folder: Path) -> int:
     try:
         code = int((folder / function_driver.EXIT_CODE).read_text())
     except (OSError, ValueError):
-        raise JobFailedError("the driver ended without saying how", 70) from None
+        raise JobFailedError("the driver ended without reporting an exit code", 70) from None
     if code in (129, 130, 131, 143):
         raise KeyboardInterrupt
     return code
@@ -393,7 +393,7 @@ def returned_values(outcomes: Sequence[Outcome]) -> list[Any]:
     missing = [rank for rank in range(size) if rank not in by_rank]
     if missing:
         raise JobFailedError(
-            f"rank {', '.join(map(str, missing))} ended without a result: the function left by sys.exit or os._exit", 1
+            f"rank {', '.join(map(str, missing))} ended without a result: it called sys.exit or os._exit", 1
         )
     return [cloudpickle.loads(by_rank[rank].value) for rank in range(size)]
 

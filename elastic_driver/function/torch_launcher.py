@@ -135,7 +135,9 @@ class elastic_launch:
         self, config: Any, entrypoint: Callable[..., Any] | str | None, health_check_server: object = None
     ) -> None:
         if health_check_server is not None:
-            raise SettingsError("elastic_launch has no health_check_server: elasticrun status tells how the job does")
+            raise SettingsError(
+                "elastic_launch does not support health_check_server: use elasticrun status to monitor the job"
+            )
         if not callable(entrypoint) and not isinstance(entrypoint, str):
             raise SettingsError(f"elastic_launch cannot run {entrypoint!r}: it is neither a function nor a command")
         self._config = config

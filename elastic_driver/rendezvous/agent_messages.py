@@ -41,7 +41,7 @@ by which it is refused, and a Refused says why.
 NOTHING_GIVEN = 66
 """Exit code of an agent that got nothing on its standard input: EX_NOINPUT of sysexits.h."""
 
-NOTHING_GIVEN_WHY = "nothing has arrived on its standard input"
+NOTHING_GIVEN_WHY = "received nothing on standard input"
 """The message that goes with this exit code."""
 
 
@@ -74,7 +74,7 @@ class Bootstrap(Body):
         source: source of the token from which the key was derived, as in Credential; it is never sent.
     """
 
-    _what: ClassVar[str] = "what this agent was given"
+    _what: ClassVar[str] = "this agent's parameters"
 
     urls: tuple[str, ...]
     identity: str
@@ -107,7 +107,7 @@ class Bootstrap(Body):
         try:
             line = base64.urlsafe_b64decode(word + "=" * (-len(word) % 4))
         except ValueError:
-            raise RendezvousProtocolError("cannot read what this agent was given: not base64") from None
+            raise RendezvousProtocolError("cannot read this agent's parameters: not base64") from None
         return cls.from_json(line)
 
 
@@ -146,7 +146,7 @@ def decoded(message: Message) -> AgentMessage:
     """
     kind = _REGISTER.get(message.name)
     if kind is None:
-        raise RendezvousProtocolError(f"cannot read message: there is none called {message.name[:40]!r}")
+        raise RendezvousProtocolError(f"cannot read message: there is no message called {message.name[:40]!r}")
     has_blob = message.blob or "blob" in kind.__annotations__
     try:
         value: AgentMessage = from_data(kind, {**message.fields, "blob": message.blob} if has_blob else message.fields)

@@ -39,7 +39,7 @@ _CHALLENGE_BYTES = 1 + NONCE_BYTES + MAC_BYTES
 _REFUSAL_BYTES = 3  # without its text
 MOST_REFUSAL_BYTES = _REFUSAL_BYTES + _MOST_TEXT_BYTES
 _DRIVER, _CLIENT = b"elastic_driver 1 driver", b"elastic_driver 1 client"
-_NO_PROOF = "what answers there does not prove to be this job's driver"
+_NO_PROOF = "the server there did not prove to be this job's driver"
 
 
 def opening(name: str) -> bytes:
@@ -52,9 +52,9 @@ def opening(name: str) -> bytes:
         ValueError: the name is malformed.
     """
     if not 1 <= len(name) <= _MOST_NAME_BYTES:
-        raise ValueError(f"a name has 1 to {_MOST_NAME_BYTES} characters, this one {len(name)}")
+        raise ValueError(f"a name must have 1 to {_MOST_NAME_BYTES} characters, not {len(name)}")
     if not _is_printable_ascii(name):
-        raise ValueError(f"a name is printable ASCII, unlike {name!r}")
+        raise ValueError(f"a name must be printable ASCII, not {name!r}")
     return MAGIC + len(name).to_bytes(2, "big") + name.encode()
 
 
@@ -84,14 +84,17 @@ def read_request(received: bytes | bytearray, *, has_nonce: bool = True) -> Requ
         RendezvousProtocolError: it is not a request; raised as early as possible.
     """
     if not MAGIC.startswith(received[: len(MAGIC)]):
-        other = " of another version" if received[: len(MAGIC) - 1] == MAGIC[:-1] else ""
-        raise RendezvousProtocolError(f"cannot read request: it does not begin like one{other}")
+        is_other_version = received[: len(MAGIC) - 1] == MAGIC[:-1]
+        why = "it is of another version" if is_other_version else "it does not start like one"
+        raise RendezvousProtocolError(f"cannot read request: {why}")
     start = len(MAGIC) + 2
     if len(received) < start:
         return None
     length = int.from_bytes(received[len(MAGIC) : start], "big")
     if not 1 <= length <= _MOST_NAME_BYTES:
-        raise RendezvousProtocolError(f"cannot read request: a name has 1 to {_MOST_NAME_BYTES} bytes, not {length}")
+        raise RendezvousProtocolError(
+            f"cannot read request: a name must have 1 to {_MOST_NAME_BYTES} bytes, not {length}"
+        )
     size = start + length + NONCE_BYTES * has_nonce
     if len(received) < size:
         return None
@@ -240,5 +243,5 @@ def _mac(key: bytes, label: bytes, name: str, certificate: bytes, *nonces: bytes
     # The parts need no separators: only the last has no fixed length. Lengths are checked because HMAC pads a short key
     # with zeros: an empty one would equal that of a service without a token.
     if any(len(part) != MAC_BYTES for part in (key, certificate, *nonces)):
-        raise ValueError(f"a key, the SHA-256 of a certificate and a nonce have {MAC_BYTES} bytes")
+        raise ValueError(f"a key, a certificate's SHA-256 and a nonce must each have {MAC_BYTES} bytes")
     return hmac.digest(key, label + b"\0" + certificate + b"".join(nonces) + name.encode(), "sha256")

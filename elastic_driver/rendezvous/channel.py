@@ -326,7 +326,7 @@ class Channel:
         if frame.first == 0:
             return
         if frame.first != self.seen + 1:
-            raise RendezvousProtocolError(f"cannot take message {frame.first}: {self.seen + 1} comes next")
+            raise RendezvousProtocolError(f"cannot accept message {frame.first}: expected message {self.seen + 1}")
         for message in frame.messages:
             self.seen += 1
             self._taken_bytes += 64 + len(message.blob)
@@ -369,9 +369,13 @@ class Channel:
 
     def _check(self, seen: int, kept: int) -> None:
         if seen > self._last:
-            raise RendezvousProtocolError(f"cannot have seen message {seen}: {self._last} was the last")
+            raise RendezvousProtocolError(
+                f"cannot accept an acknowledgment of message {seen}: the last one sent was {self._last}"
+            )
         if kept > seen:
-            raise RendezvousProtocolError(f"cannot have kept message {kept}: {seen} was the last one seen")
+            raise RendezvousProtocolError(
+                f"cannot accept that message {kept} was kept: the last one acknowledged was {seen}"
+            )
 
     def _forget(self, seen: int, kept: int) -> None:
         """Forget kept messages, and received ones that were sent without ``lasts``."""

@@ -134,7 +134,7 @@ class _Connection(http.client.HTTPConnection):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.request(method, target, body=body)
         if self._url.socket is not None and (refusal := _read_refusal(self.sock)):
-            raise RendezvousProtocolError(f"{self._credential.identity} is refused: {refusal}")
+            raise RendezvousProtocolError(f"the driver rejected {self._credential.identity}: {refusal}")
         response = self.getresponse()
         if response.length is None:  # our server always sends a length; http.client accepts truncated headers
             raise http.client.HTTPException("the answer was cut off")
@@ -184,7 +184,9 @@ class RendezvousClient:
     ) -> None:
         self._url = DriverUrl.parse(url)
         if self._url.socket is None and not credential.key:
-            raise RendezvousProtocolError(f"cannot ask the driver at {url} as {credential.identity}: no key was given")
+            raise RendezvousProtocolError(
+                f"cannot contact the driver at {url} as {credential.identity}: no key was given"
+            )
         self._credential = credential
         self._patience_s = patience_s
         self._stranger_s = patience_s if stranger_s is None else stranger_s
@@ -387,11 +389,11 @@ class RendezvousClient:
         status, body = self._request("POST", path, value, query=query, wait_s=timeout_s, expected=(200, 408))
         if status == 408:
             raise RendezvousTimeoutError(
-                f"not all workers of round {round_id} came within {timeout_s:g} s: {_text(body)}"
+                f"not all workers of round {round_id} arrived within {timeout_s:g} s: {_text(body)}"
             )
         entries = unpack_entries(body)
         if [name for name, _ in entries] != [str(rank) for rank in range(count)]:
-            raise RendezvousProtocolError(f"scope {scope!r} of round {round_id} has other keys than 0 to {count - 1}")
+            raise RendezvousProtocolError(f"scope {scope!r} of round {round_id} has keys other than 0 to {count - 1}")
         return [value for _, value in entries]
 
     def put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
@@ -504,7 +506,7 @@ class RendezvousClient:
             try:
                 status, answer = self._once(method, target, body, left_s + slack_s)
             except WrongTokenError as error:
-                raise WrongTokenError(f"cannot ask the driver at {self._shown}: {error}") from error
+                raise WrongTokenError(f"cannot contact the driver at {self._shown}: {error}") from error
             except (OSError, http.client.HTTPException, UnverifiedDriverError, RendezvousProtocolError) as error:
                 now = time.monotonic()
                 failing_since = failing_since or now
@@ -529,7 +531,7 @@ class RendezvousClient:
                 raise _error(status, answer)
             self._closed.wait(pause_s)
             pause_s = min(pause_s * 2, _MAX_PAUSE_S)
-        raise RendezvousClosedError("cannot ask the driver: this client is closed")
+        raise RendezvousClosedError("cannot contact the driver: this client is closed")
 
     def _is_shut_out(self, error: Exception) -> bool:
         """Return whether retrying is useless although the owner is alive: its socket belongs to another user or is not
@@ -541,7 +543,7 @@ class RendezvousClient:
 
     def _unreachable(self, error: Exception, for_how_long: str = "") -> RendezvousError:
         if isinstance(error, UnverifiedDriverError):
-            return type(error)(f"cannot ask the driver at {self._shown}: {error}")
+            return type(error)(f"cannot contact the driver at {self._shown}: {error}")
         return RendezvousError(f"cannot reach the driver at {self._shown}{for_how_long}: {in_words(error)}")
 
     @property
@@ -627,4 +629,4 @@ def _error(status: int, body: bytes) -> RendezvousError:
             return RendezvousProtocolError(f"cannot read the driver's answer 409: {_text(body)}")
     if status == 410:
         return RendezvousClosedError(_text(body))
-    return RendezvousProtocolError(f"the driver refused the request ({status}): {_text(body)}")
+    return RendezvousProtocolError(f"the driver rejected the request ({status}): {_text(body)}")

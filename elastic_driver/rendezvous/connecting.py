@@ -97,7 +97,7 @@ def _connect_tcp(host: str, port: int, until: float, on_socket: Callable[[socket
             raise
         else:
             return connection
-    raise error or OSError("the name has no address")
+    raise error or OSError("the host name has no address")
 
 
 def _shake_hands(encrypted: ssl.SSLSocket, fingerprint: str, until: float) -> None:
@@ -105,7 +105,7 @@ def _shake_hands(encrypted: ssl.SSLSocket, fingerprint: str, until: float) -> No
     try:
         encrypted.do_handshake()
     except ssl.SSLEOFError as error:
-        raise ConnectionResetError("the connection was ended during TLS's handshake") from error
+        raise ConnectionResetError("the connection was closed during the TLS handshake") from error
     except ssl.SSLError as error:
         raise no_tls() from error
     if fingerprint and not has_fingerprint(encrypted, fingerprint):
@@ -123,7 +123,7 @@ def _authenticate(encrypted: ssl.SSLSocket, credential: Credential, until: float
             encrypted.settimeout(_left(until))
             piece = encrypted.recv(missing)
             if not piece:
-                raise UnverifiedDriverError(f"{NO_PROOF}: it has ended the connection")
+                raise UnverifiedDriverError(f"{NO_PROOF}: it closed the connection")
             answer += piece
         response = proof.response(answer)
     except RendezvousProtocolError as error:

@@ -76,7 +76,7 @@ class Identity:
         identity = cls(role, WorkerId.parse(of) if role is Role.WORKER else None, of if role in _NUMBERED else "")
         is_numbered = role is Role.WORKER or role in _NUMBERED
         if role is Role.READER or is_numbered != bool(of) or str(identity) != name:
-            raise ValueError(f"nobody proves himself as {name!r}")
+            raise ValueError(f"there is no identity {name!r}")
         return identity
 
 
@@ -122,7 +122,9 @@ class Credential:
         if not number:
             return None
         if not number.isdecimal():
-            raise SettingsError(f"cannot ask the driver: {ENV_CHIEF}={number!r} is not as elasticrun sets it")
+            raise SettingsError(
+                f"cannot contact the driver: {ENV_CHIEF}={number!r} is not a number, as elasticrun sets it"
+            )
         return cls(Identity(Role.CHIEF, number=number))
 
 

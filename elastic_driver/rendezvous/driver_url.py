@@ -58,8 +58,8 @@ class DriverUrl:
         match = _FINGERPRINT.fullmatch(fragment)
         if has_fragment and match is None:
             raise RendezvousProtocolError(
-                f"cannot use {text[:200]!r}: behind its # has to stand sha256: and the 64 digits of the certificate's "
-                "fingerprint, as the driver prints them"
+                f"cannot use {text[:200]!r}: the part after # must be sha256: and the 64 digits of the "
+                "certificate's fingerprint, as the driver prints it"
             )
         if parts.scheme == "http":
             _warn_of_http()
@@ -82,4 +82,4 @@ class DriverUrl:
 
 @functools.cache
 def _warn_of_http() -> None:
-    _log.warning("http:// in a driver's URL is read as https://, since drivers speak TLS only: write https://")
+    _log.warning("http:// in the driver's URL is read as https://, because drivers only speak TLS: write https://")

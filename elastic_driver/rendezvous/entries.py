@@ -38,11 +38,11 @@ def unpack_entries(body: bytes) -> list[tuple[str, bytes]]:
             (length,) = struct.unpack_from("<I", body, offset)
             offset += 4
             if offset + length > len(body):
-                raise RendezvousProtocolError("cannot read entries: cut short")
+                raise RendezvousProtocolError("cannot read entries: truncated")
             entries.append((key, body[offset : offset + length]))
             offset += length
     except (struct.error, UnicodeDecodeError) as error:
         raise RendezvousProtocolError(f"cannot read entries: {error}") from None
     if offset != len(body):
-        raise RendezvousProtocolError("cannot read entries: bytes left over")
+        raise RendezvousProtocolError("cannot read entries: trailing bytes")
     return entries

@@ -89,7 +89,7 @@ class FrameReader:
         while len(rest) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(rest)
             if not _NUMBERS_BYTES <= length <= self.most:
-                raise RendezvousProtocolError(f"cannot read frame: a length of {length} bytes")
+                raise RendezvousProtocolError(f"cannot read frame: its length of {length} bytes is invalid")
             end = _LENGTH.size + length
             if len(rest) < end:
                 return
@@ -109,11 +109,11 @@ def messages_in(body: bytes) -> Iterator[Message]:
     at = 0
     while at < len(body):
         if len(body) - at < _SIZES.size:
-            raise RendezvousProtocolError("cannot read message: it is cut off")
+            raise RendezvousProtocolError("cannot read message: it is truncated")
         head_size, blob_size = _SIZES.unpack_from(body, at)
         at += _SIZES.size
         if head_size + blob_size > len(body) - at:
-            raise RendezvousProtocolError("cannot read message: it is cut off")
+            raise RendezvousProtocolError("cannot read message: it is truncated")
         try:
             head = from_text(body[at : at + head_size])
         except CodecError as error:
@@ -123,5 +123,5 @@ def messages_in(body: bytes) -> Iterator[Message]:
             case [str() as name, dict() as fields]:
                 yield Message(name, fields, body[at : at + blob_size])
             case _:
-                raise RendezvousProtocolError("cannot read message: neither a name nor fields")
+                raise RendezvousProtocolError("cannot read message: expected a name and fields")
         at += blob_size

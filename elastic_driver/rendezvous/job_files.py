@@ -146,14 +146,14 @@ def _jobs() -> list[tuple[JobFile, bool]]:
     try:
         folder = _folder()
     except OSError as error:
-        raise SettingsError(f"cannot look for jobs: {in_words(error)}") from error
+        raise SettingsError(f"cannot list jobs: {in_words(error)}") from error
     try:
         _check_private(folder)
         paths = sorted(folder.glob("*.json"))
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise SettingsError(f"cannot look for jobs in {folder}: {in_words(error)}") from error
+        raise SettingsError(f"cannot list jobs in {folder}: {in_words(error)}") from error
     return [found for path in paths if (found := _read(path)) is not None]
 
 

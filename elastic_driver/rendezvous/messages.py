@@ -68,7 +68,8 @@ def parse(kind: Any, body: bytes, what: str = "message") -> Any:
     except CodecError as error:
         # Decoding is strict: most errors come from another version.
         raise RendezvousProtocolError(
-            f"cannot read {what}: {error}; elastic_driver {__version__} reads it, and both ends need the same version"
+            f"cannot read {what}: {error}; this end runs elastic_driver {__version__}, and both ends must run the "
+            "same version"
         ) from None
 
 

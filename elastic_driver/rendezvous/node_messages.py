@@ -95,7 +95,7 @@ class Formed:
 
     def __post_init__(self) -> None:
         if len({member.node for member in self.members}) != len(self.members):
-            raise ValueError("has a node twice")
+            raise ValueError("lists a node twice")
 
     def rank_of(self, node: str) -> int | None:
         """Return the node's rank; None if it is not a member."""

@@ -80,7 +80,7 @@ class OperatorAdapter(HTTPAdapter):
         try:
             return super().send(*args, **options)
         except RendezvousError as error:
-            raise UnprovenError(f"cannot ask the driver at {self.url}: {error}") from error
+            raise UnprovenError(f"cannot contact the driver at {self.url}: {error}") from error
 
     def get_connection(self, url: str | bytes, proxies: Mapping[str, str] | None = None) -> HTTPConnectionPool:
         """Return the driver's connection pool; called by requests before 2.32."""

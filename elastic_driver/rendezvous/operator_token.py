@@ -23,7 +23,7 @@ def read_operator_key(path: Path) -> bytes:
         text = read_named(path, MOST_BYTES).decode()
         key = bytes.fromhex(text.strip())
     except OSError as error:
-        raise SettingsError(f"cannot read the token's file {path}: {in_words(error)}") from error
+        raise SettingsError(f"cannot read the token file {path}: {in_words(error)}") from error
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:

@@ -227,7 +227,7 @@ def read_own(
     def check(request: RouteRequest) -> Answer | Awaitable[Answer]:
         said = parse(request.body)
         if said.worker != request.identity.worker:
-            raise NotAllowedError(f"{peer_name(request.identity)} may not speak for worker {said.worker}")
+            raise NotAllowedError(f"{peer_name(request.identity)} may not act for worker {said.worker}")
         return answer(said)
 
     return check

@@ -111,7 +111,7 @@ class StoreRequest:
             scope = body[_REQUEST.size : end].decode()
             kind = StoreOp(op)
         except (struct.error, ValueError) as error:  # UnicodeDecodeError is one
-            raise RendezvousProtocolError(f"cannot read what is asked of the store: {error}") from None
+            raise RendezvousProtocolError(f"cannot read the store request: {error}") from None
         if not (math.isfinite(wait_s) and wait_s >= 0):
             raise RendezvousProtocolError(f"cannot wait for {wait_s} s")
         parts = _unpacked(body, end, most=MOST_PARTS)
@@ -179,18 +179,18 @@ def _unpacked(body: bytes, offset: int, *, most: int | None = None) -> tuple[byt
     try:
         (count,) = _COUNT.unpack_from(body, offset)
         if most is not None and count > most:
-            raise RendezvousProtocolError(f"cannot read a request of {count} parts: {most} are the most")
+            raise RendezvousProtocolError(f"cannot read a request of {count} parts: at most {most} are allowed")
         offset += 4
         for _ in range(count):
             (length,) = _COUNT.unpack_from(body, offset)
             offset += 4
             part = body[offset : offset + length]
             if len(part) != length:
-                raise RendezvousProtocolError("cannot read parts: cut short")
+                raise RendezvousProtocolError("cannot read parts: truncated")
             parts.append(part)
             offset += length
     except struct.error:
-        raise RendezvousProtocolError("cannot read parts: cut short") from None
+        raise RendezvousProtocolError("cannot read parts: truncated") from None
     if offset != len(body):
-        raise RendezvousProtocolError("cannot read parts: bytes left over")
+        raise RendezvousProtocolError("cannot read parts: trailing bytes")
     return tuple(parts)

@@ -16,7 +16,7 @@ from elastic_driver.errors import (
 from elastic_driver.rendezvous.authentication import OtherKeyError, RefusedAuthenticationError
 from elastic_driver.rendezvous.credentials import Credential, Role
 
-NO_PROOF = "what answers there does not prove to be this job's driver"
+NO_PROOF = "the server there did not prove to be this job's driver"
 # The name of each role's secret, and what else may answer there. Other roles have keys that no person types or copies.
 _SECRETS = {Role.JOINER: "join token", Role.OPERATOR: "operator's key", Role.MEMBER: "token"}
 _OTHERS = {
@@ -29,14 +29,15 @@ _OTHERS = {
 def other_certificate() -> OtherCertificateError:
     """The certificate is not the one that came with the address."""
     return OtherCertificateError(
-        "the certificate there is not the one that the URL names: another driver answers there, or it was started anew"
+        "the certificate there does not match the fingerprint in the URL: another driver answers there, or the "
+        "driver was restarted"
     )
 
 
 def no_tls() -> NoTlsError:
     """The TLS handshake has failed."""
     return NoTlsError(
-        "what answers there does not speak TLS 1.3: it is another program, or an elastic_driver of another version"
+        "the server there does not speak TLS 1.3: it is another program, or another version of elastic_driver"
     )
 
 
@@ -49,7 +50,7 @@ def no_proof(error: Exception, credential: Credential, *, is_driver: bool) -> Un
         is_driver: whether the certificate is known to be the driver's.
     """
     if isinstance(error, RefusedAuthenticationError):
-        return RejectedError(f"{'the driver' if is_driver else 'what answers'} there refuses: {error}")
+        return RejectedError(f"the {'driver' if is_driver else 'server'} there rejected the connection: {error}")
     secret = _SECRETS.get(credential.identity.role)
     if secret is None or not isinstance(error, OtherKeyError):
         return UnverifiedDriverError(NO_PROOF)
@@ -57,7 +58,7 @@ def no_proof(error: Exception, credential: Credential, *, is_driver: bool) -> Un
     other, its = _OTHERS[credential.identity.role]
     differs = f"{its} {secret} is not {source}"
     if credential.is_without_token:
-        differs = "it asks for a token, and none was given"
+        differs = "it requires a token, and none was given"
     if is_driver:
         return WrongTokenError(differs)
     return UnverifiedDriverError(f"either {other} answers there, or {differs}")

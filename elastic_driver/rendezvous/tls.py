@@ -192,7 +192,7 @@ class TlsLayer(asyncio.BufferedProtocol):
             if not self.is_shaken:
                 self._fail(ConnectionResetError("the connection was closed during its TLS handshake"))
             else:
-                self._error = self._error or ConnectionResetError("it was cut off, without an end of its TLS")
+                self._error = self._error or ConnectionResetError("the connection was cut off without a TLS close")
                 self.close()
         return True
 

@@ -32,14 +32,17 @@ def weakness(token: str) -> str:
     """Return why a text cannot be a secret; "" if no flaw is found. Whether it is random cannot be seen."""
     length = len(token)
     if length < LEAST_CHARACTERS:
-        return f"it has {length} characters, and {LEAST_CHARACTERS} are the least"
+        return f"it has {length} characters; at least {LEAST_CHARACTERS} are required"
     if not token.isprintable():
         return "it has more than one line, or control characters"
     if len(set(token)) < _LEAST_DIFFERENT:
-        return f"it has only {len(set(token))} different characters: elasticrun token makes one that cannot be guessed"
+        return (
+            f"it has only {len(set(token))} different characters, so it can be guessed: create one with elasticrun "
+            "token"
+        )
     period = next((size for size in range(1, LEAST_CHARACTERS) if token.startswith(token[size:])), length)
     if 2 * period <= length:
-        return f"it repeats {period} characters: elasticrun token makes one that cannot be guessed"
+        return f"it repeats {period} characters, so it can be guessed: create one with elasticrun token"
     return ""
 
 
@@ -56,7 +59,7 @@ def read_token(path: Path, kind: str = RENDEZVOUS) -> str:
     try:
         data = read_named(path, MOST_BYTES)
     except OSError as error:
-        raise SettingsError(f"cannot read the {kind} token's file {path}: {in_words(error)}") from error
+        raise SettingsError(f"cannot read the {kind} token file {path}: {in_words(error)}") from error
     return token_in(data, f"the file {path}", kind)
 
 

@@ -231,13 +231,11 @@ class Cluster:
             with self._lock:
                 known_as = None if server is None else self._runtime.known_as(member, server)
                 if known_as is not None:
-                    raise ValueError(f"the server at {member.address} is in the cluster already, as {known_as}")
+                    raise ValueError(f"the server at {member.address} is already in the cluster, as {known_as}")
                 if server is not None and not (member.belongs and member.server == server):
                     self._runtime.update_and_wait(deadline, worker.stop)
                 if worker.stop.is_set() or self._shared.is_closed:
-                    raise tf.errors.CancelledError(
-                        None, None, f"worker {member.address} was removed before it had joined"
-                    )
+                    raise tf.errors.CancelledError(None, None, f"worker {member.address} was removed before it joined")
                 if server is not None and member.belongs:
                     self._threads.start(member)  # first: if no thread can be started, it has not joined
                     self._schedule.connected(member.index, server)
@@ -246,5 +244,5 @@ class Cluster:
                     self._shared.moved.notify_all()
                     return
             if server is None or time.monotonic() >= deadline:
-                where = "did not answer" if server is None else "answers, but the cluster could not take it in"
+                where = "did not answer" if server is None else "answers, but could not be added to the cluster"
                 raise TimeoutError(f"worker {member.address} {where} within {timeout_s:g} s")

@@ -78,7 +78,8 @@ class ElasticClusterCoordinator(ClusterCoordinator):  # type: ignore[misc]
         if there is not None and not isinstance(there, ElasticClusterCoordinator):
             if has_resources(there):
                 raise RuntimeError(
-                    "the strategy has a ClusterCoordinator that is in use: make the ElasticClusterCoordinator first"
+                    "the strategy has a ClusterCoordinator that is in use: create the ElasticClusterCoordinator "
+                    "before it"
                 )
             there._cluster.stop()
             # Objects created in the strategy's scope already, such as tables, refer to it.
@@ -91,7 +92,7 @@ class ElasticClusterCoordinator(ClusterCoordinator):  # type: ignore[misc]
         if getattr(self, "_has_initialized", False):
             return
         if worker_timeout_s is not None and not worker_timeout_s > 0:
-            raise ValueError(f"worker_timeout_s is {worker_timeout_s}: it has to be above 0, or None")
+            raise ValueError(f"worker_timeout_s is {worker_timeout_s}: it must be above 0, or None")
         self._strategy = strategy
         strategy.extended._used_with_coordinator = True
         link = DriverLink.from_environment()
@@ -126,7 +127,7 @@ class ElasticClusterCoordinator(ClusterCoordinator):  # type: ignore[misc]
         """
         address = checked_address(address)
         if self._cluster.is_for_others(address):
-            raise ValueError(f"the server at {address} is no worker: it is a parameter server, or this process")
+            raise ValueError(f"the server at {address} is not a worker: it is a parameter server, or this process")
         return _info(self._cluster.add(address, timeout_s))
 
     def remove_worker(self, address: str, timeout_s: float | None = None) -> WorkerInfo:

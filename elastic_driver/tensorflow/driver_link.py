@@ -49,7 +49,7 @@ class DriverLink:
             return None
         url = environ.get(ENV_RENDEZVOUS, "")
         if not url:
-            raise SettingsError(f"cannot ask the driver: {ENV_RENDEZVOUS} is not set, although elasticrun sets it")
+            raise SettingsError(f"cannot contact the driver: {ENV_RENDEZVOUS} is not set, although elasticrun sets it")
         return cls(RendezvousClient(url, credential, owner=Owner(environ.get(ENV_OWNER, ""))))
 
     def wait(self, after_version: int, wait_s: float = 30.0) -> Servers | None:
@@ -74,7 +74,7 @@ class DriverLink:
                 raise
             except RendezvousError:
                 self._closed.wait(_PAUSE_S)
-        raise RendezvousClosedError("cannot ask the driver: this link is closed")
+        raise RendezvousClosedError("cannot contact the driver: this link is closed")
 
     def left(self, address: str) -> None:
         """Report that a worker was removed, and gets no more closures. The driver stops its server if it is to leave.

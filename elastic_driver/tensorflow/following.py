@@ -104,12 +104,14 @@ class Following:
                     return
                 except Exception as error:
                     if pause == _PAUSE_S[0]:
-                        _log.warning("cannot learn of the workers' servers, and go on with those there are: %s", error)
+                        _log.warning(
+                            "cannot update the list of workers' servers, continuing with the current one: %s", error
+                        )
                     self._stop.wait(pause)
                     pause = min(2 * pause, _PAUSE_S[1])
                     continue
                 if pause != _PAUSE_S[0]:
-                    _log.warning("the workers' servers can be learnt again")
+                    _log.warning("the list of workers' servers is available again")
                 pause = _PAUSE_S[0]
                 if listing is not None:
                     with self._lock:
@@ -132,7 +134,7 @@ class Following:
                 elif not self._is_as_wanted(address, there) and (self._unkept or not self._start_keeper(address)):
                     self._unkept.append(address)
             if self._unkept and not before:
-                _log.warning("no thread can be started for %d workers: others see to them later", len(self._unkept))
+                _log.warning("cannot start threads for %d workers: they will be handled later", len(self._unkept))
 
     def _start_keeper(self, address: str) -> bool:
         """Start the thread of an address. Under the lock. Returns False if the machine lacks the resources."""

@@ -170,7 +170,7 @@ def servers_of(hosts: Iterable[Host], departures: Iterable[Departure], port: int
         first = _label(host, "port") or str(port)
         for slot in range(host.slots):
             if not first.isascii() or not first.isdecimal() or int(first) + slot > 65535:
-                raise SettingsError(f"host {host.name!r}: {first} is no port that {host.slots} servers can begin at")
+                raise SettingsError(f"host {host.name!r}: cannot number the ports of {host.slots} servers from {first}")
             servers[with_number(host.name, int(first) + slot)] = leaves.get(host.name)
     return servers
 
@@ -186,21 +186,23 @@ def as_source(discovery: Any, *, port: int | None, interval_s: float) -> Source:
         SettingsError: the discovery is of another kind, ``port`` is missing, or the script does not exist.
     """
     if port is not None and not 0 < port < 65536:
-        raise SettingsError(f"{port} is not a port")
+        raise SettingsError(f"cannot use port={port}: it must be from 1 to 65535")
     if isinstance(discovery, str) or hasattr(discovery, "find_hosts"):
         if port is None:
-            raise SettingsError("give port=, where the servers on the hosts listen")
+            raise SettingsError("port= is required: the port at which the servers on the hosts listen")
         if isinstance(discovery, str):
             file = file_of(discovery)
             if file is not None and "$" not in discovery and not discovery.startswith("~") and not file.is_file():
-                raise SettingsError(f"there is no script {str(file)!r}")
+                raise SettingsError(f"cannot find the script {str(file)!r}")
             return FinderSource(HostDiscoveryScript(discovery, 1), port=port, interval_s=interval_s)
         return AsyncSource(discovery, port=port)
     if hasattr(discovery, "find_available_hosts_and_slots"):
         if port is None and isinstance(discovery, HostDiscoveryScript):
-            raise SettingsError("give port=, where the servers on the hosts listen")
+            raise SettingsError("port= is required: the port at which the servers on the hosts listen")
         return FinderSource(discovery, port=port, interval_s=interval_s)
-    raise SettingsError(f"a {type(discovery).__name__} tells no hosts: it has no find_available_hosts_and_slots()")
+    raise SettingsError(
+        f"cannot discover hosts with a {type(discovery).__name__}: it has no find_available_hosts_and_slots()"
+    )
 
 
 def pods(

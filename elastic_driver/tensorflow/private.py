@@ -67,7 +67,9 @@ def _spec(value: Any) -> Any:
     if isinstance(value, (PerWorkerValues, stock.RemoteValue)):
         spec = value.element_type if isinstance(value, ByIndex) else value._type_spec
         if spec is None:
-            raise ValueError("what a function has returned that is no tf.function cannot be the input of another")
+            raise ValueError(
+                "the result of a function that is not a tf.function cannot be the input of another function"
+            )
         return spec
     return value
 
@@ -316,7 +318,7 @@ def _faults() -> Iterator[str]:
         yield from takes(kind.__init__, "self", first, "coordinator")
     yield from gives(DatasetFromFunction, "_coordinator", "_dataset_fn")
     if not issubclass(DatasetFromDataset, DatasetFromFunction):
-        yield "datasets are per worker in another way"
+        yield "per-worker datasets are implemented differently"
     yield from has(tf.data.Dataset, "_type_spec")
     yield from has(input_lib, "get_iterator_spec_from_dataset")
     yield from has(concrete_function.ConcreteFunction, "structured_outputs")
@@ -329,7 +331,7 @@ def _faults() -> Iterator[str]:
     yield from has(CancellationManager, "is_cancelled", "start_cancel")
     yield from has(cancellation, "_active_context", "context")
     if "cancellation" not in context.Context.call_function.__code__.co_names:
-        yield "functions are cancelled in another way"
+        yield "functions are canceled differently"
 
 
 def _check() -> None:
@@ -339,8 +341,8 @@ def _check() -> None:
         faults = [str(error)]
     if faults:
         raise ImportError(
-            f"elastic_driver.tensorflow cannot be used with TensorFlow {tf.__version__}: {'; '.join(faults)}. It was "
-            f"tried with {', '.join(f'{version}.x' for version in TRIED_WITH)}"
+            f"elastic_driver.tensorflow cannot be used with TensorFlow {tf.__version__}: {'; '.join(faults)}. It "
+            f"was tested with {', '.join(f'{version}.x' for version in TRIED_WITH)}"
         )
 
 

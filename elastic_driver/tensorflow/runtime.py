@@ -154,7 +154,7 @@ class RuntimeCluster:
                 self._update(plan)
             except Exception as error:
                 self._judge(error)
-                _log.info("the cluster could not be told anew: %s", first_line(error))
+                _log.info("the cluster could not be updated: %s", first_line(error))
                 is_connected = plan is not None and self._await_connection(plan)
                 # The new connection may not be the missing one: only the first failure is retried without a pause.
                 if not is_connected or pause > AGAIN_S[0]:

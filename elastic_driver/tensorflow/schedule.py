@@ -162,7 +162,7 @@ class Schedule(Generic[T]):
         """Report that the server of an idle worker does not answer. A STOPPING worker becomes STOPPED, others LOST."""
         member = self._in_phase(index, Phase.RUNNING, Phase.STOPPING, Phase.STOPPED)
         if not member.is_idle:
-            raise ValueError(f"worker {index} has something in hand")
+            raise ValueError(f"worker {index} has work in progress")
         member.to_build.clear()
         member.phase = Phase.LOST if member.phase is Phase.RUNNING else Phase.STOPPED
 
@@ -210,7 +210,7 @@ class Schedule(Generic[T]):
         """Return an idle worker's next work: first its values to create, then a closure; None if there is none now."""
         member = self._members[index]
         if not member.is_idle:
-            raise ValueError(f"worker {index} has something in hand")
+            raise ValueError(f"worker {index} has work in progress")
         if not self.has_work(index):
             return None
         if member.to_build:
@@ -236,7 +236,7 @@ class Schedule(Generic[T]):
         """Report that a worker has created its current value, or failed to."""
         member = self._members[index]
         if member.building is None:
-            raise ValueError(f"worker {index} makes nothing")
+            raise ValueError(f"worker {index} is not building anything")
         member.building = None
         self._stop_if_idle(member)
 
@@ -270,7 +270,7 @@ class Schedule(Generic[T]):
         member = self._members[index]
         ticket = member.in_hand
         if ticket is None:
-            raise ValueError(f"worker {index} has nothing in hand")
+            raise ValueError(f"worker {index} has no work in progress")
         member.in_hand = None
         self._in_hand -= 1
         self._stop_if_idle(member)
@@ -334,7 +334,7 @@ class Schedule(Generic[T]):
             ValueError: closures are running, or there is no error to raise.
         """
         if not self._raising or self._in_hand or self._error is None:
-            raise ValueError("closures run, or there is no error")
+            raise ValueError("closures are running, or there is no error")
         error, tickets = self._error, tuple(self._queue)
         self._queue.clear()
         self._error, self._raising = None, False

@@ -144,7 +144,7 @@ class _Growing:
 
     def __iter__(self) -> ElasticIterator:
         if not tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
-            raise RuntimeError("the iterators of a per-worker dataset are to be made outside of tf.functions")
+            raise RuntimeError("the iterators of a per-worker dataset must be created outside of tf.functions")
         dataset_fn = self._dataset_fn
         recipe = Recipe.of(
             lambda: iter(dataset_fn()), element_type=iterator_type(self._coordinator.strategy, dataset_fn)

@@ -48,7 +48,7 @@ class _Locked:
             others = sum(number * each for each, number in self._most.items() if each != size)
             limit = _limit()
             if limit is not None and others + most * size > limit and most > self._most.get(size, 0):
-                raise RuntimeError(f"this process may have {limit >> 20} MiB of it, see {ENV_PAGE_LOCKED}")
+                raise RuntimeError(f"this process may page-lock {limit >> 20} MiB, see {ENV_PAGE_LOCKED}")
             made = torch.empty(count, dtype=torch.uint8, device="cpu", pin_memory=True)
             used.append(StorageWeakRef(made.untyped_storage()))  # type: ignore[no-untyped-call]
             self._used[size], self._most[size] = used, most

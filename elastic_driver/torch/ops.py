@@ -25,7 +25,7 @@ _adapter = TorchAdapter()
 
 def _check_differentiable(op: ReduceOp, operation: str, *, also: tuple[ReduceOp, ...] = ()) -> None:
     if op not in (Average, Sum, *also):
-        raise RuntimeError(f"cannot differentiate {operation} with {op.name}: only Average and Sum can be")
+        raise RuntimeError(f"cannot differentiate {operation} with {op.name}: only Average and Sum are differentiable")
 
 
 class _Allreduce(torch.autograd.Function):

@@ -129,11 +129,11 @@ def check_can_be_kept(tensor: torch.Tensor, name: str) -> None:
     """Raise UnsupportedOperationError, naming the tensor, unless it can be copied bit for bit."""
     if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
         raise UnsupportedOperationError(
-            f"cannot keep {name}: it has no values yet, as its module is lazy; call the model with a batch before"
+            f"cannot keep {name}: it has no values yet, because its module is lazy; run the model on a batch first"
         )
     if tensor.is_meta:
         raise UnsupportedOperationError(
-            f"cannot keep {name}: it is on the meta device and has no values; move the model with to_empty() before"
+            f"cannot keep {name}: it is on the meta device and has no values; move the model with to_empty() first"
         )
     kind = ""
     if tensor.is_nested:
@@ -146,8 +146,8 @@ def check_can_be_kept(tensor: torch.Tensor, name: str) -> None:
         kind = str(tensor.layout).removeprefix("torch.").removeprefix("_")
     if kind:
         raise UnsupportedOperationError(
-            f"cannot keep {name}: a {kind} tensor cannot be copied bit for bit; keep dense or sparse tensors, and make "
-            "others of them (FSDPState keeps those of sharded models)"
+            f"cannot keep {name}: a {kind} tensor cannot be copied bit for bit; keep dense or sparse tensors, and "
+            "build the others from them (FSDPState keeps sharded models)"
         )
 
 
@@ -390,7 +390,7 @@ def set_optimizer(optimizer: torch.optim.Optimizer, tree: Any) -> None:
         return
     groups, saved_groups = optimizer.param_groups, tree["param_groups"]
     if [len(group["params"]) for group in groups] != [len(group["params"]) for group in saved_groups]:
-        raise ValueError("cannot set the optimizer's state: its parameter groups are not those of the saved state")
+        raise ValueError("cannot set the optimizer's state: its parameter groups differ from those of the saved state")
     params = {
         number: param
         for group, saved in zip(groups, saved_groups, strict=True)

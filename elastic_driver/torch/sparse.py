@@ -28,7 +28,7 @@ def sparse_allreduce_async(
     if not tensor.is_sparse:
         raise TypeError("cannot reduce a dense tensor as a sparse one: use allreduce_async")
     if op not in (Average, Sum):
-        raise TypeError(f"cannot reduce sparse tensors with {op!r}: op is Average or Sum")
+        raise TypeError(f"cannot reduce sparse tensors with {op!r}: op must be Average or Sum")
     members = members_of(process_set)
     indices, values = coo_parts(tensor)
     names = (None, None) if name is None else (f"{name}.indices", f"{name}.values")

@@ -125,8 +125,7 @@ def _convert(module: torch.nn.Module, live: Any, tree: Any) -> bool:
     for name in others:
         if name not in held:  # from a custom state_dict
             raise ValueError(
-                f"cannot make {name} what it was: it has dtype {live[name].dtype} now, and {tree[name].dtype} in the "
-                "saved state"
+                f"cannot restore {name}: it now has dtype {live[name].dtype}, but {tree[name].dtype} in the saved state"
             )
     for name in others:
         if held[name].dtype != tree[name].dtype:  # else the same tensor was converted under another name
@@ -163,7 +162,7 @@ def _handler_of(value: Any) -> Handler | None:
     if isinstance(value, torch.optim.Optimizer):
         if hasattr(value, "consolidate_state_dict"):
             raise UnsupportedOperationError(
-                f"cannot keep a {type(value).__name__}: no rank has all of its state; hvd.elastic.ZeroState keeps it"
+                f"cannot keep a {type(value).__name__}: no rank has all of its state; use hvd.elastic.ZeroState"
             )
         return _OptimizerHandler(value)
     if isinstance(value, ElasticSampler):
@@ -218,7 +217,10 @@ class TorchState(ObjectState):
         if name in handlers:
             handler = _handler_of(value)
             if handler is None:
-                raise TypeError(f"cannot replace state.{name} by a {type(value).__name__}: it has no state of its kind")
+                raise TypeError(
+                    f"cannot replace state.{name} with a {type(value).__name__}: it has no state_dict and "
+                    "load_state_dict"
+                )
             handlers[name] = handler
         super().__setattr__(name, value)
 

@@ -61,7 +61,7 @@ class TorchAdapter:
         """Raise TypeError for anything but tensors."""
         for tensor in given:
             if not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"cannot {verb} a {type(tensor).__name__}: it takes tensors")
+                raise TypeError(f"cannot {verb} a {type(tensor).__name__}: expected tensors")
         return given
 
     def check_writable(self, tensors: Sequence[Any], verb: str) -> None:

@@ -41,7 +41,7 @@ def _agents_barrier_changes() -> Iterator[str]:
 
     for name, key in (("_NUM_MEMBERS", COUNT_AT_BARRIER), ("_LAST_MEMBER_CHECKIN", LAST_AT_BARRIER)):
         if getattr(store, name, None) != key:
-            yield f"{store.__name__}.{name} is not {key} any more"
+            yield f"{store.__name__}.{name} is no longer {key}"
 
 
 def _log_choices_changes() -> Iterator[str]:
@@ -59,13 +59,13 @@ RESTART_COUNT = Feature(
 AGENTS_RANKS = Feature(
     "torchrun --rdzv-backend=elastic",
     _agents_ranks_changes,
-    "a node that is lost while ranks are agreed on may end the agents of the others",
+    "the loss of a node while ranks are assigned may end the other nodes' agents",
     late=True,
 )
 AGENTS_BARRIER = Feature(
     "torchrun --rdzv-backend=elastic",
     _agents_barrier_changes,
-    "agents that wait for each other at the end while the service is started again may do so for five minutes",
+    "agents that wait for each other at the end may wait for five minutes if the service is restarted meanwhile",
     late=True,
 )
 LOG_CHOICES = Feature(
@@ -95,7 +95,7 @@ def give_back_a_restart() -> bool:
             agent._remaining_restarts += 1
             return True
         frame = frame.f_back
-    RESTART_COUNT.note("the agent that calls is not a SimpleElasticAgent")
+    RESTART_COUNT.note("the calling agent is not a SimpleElasticAgent")
     return RESTART_COUNT.has_parts()
 
 

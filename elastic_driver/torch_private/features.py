@@ -109,7 +109,7 @@ def mentions(function: Any, *names: str) -> Iterator[str]:
     found = set(_words_of(inspect.unwrap(function).__code__))
     for name in names:
         if name not in found:
-            yield f"{function.__qualname__} does not know {name} any more"
+            yield f"{function.__qualname__} no longer uses {name}"
 
 
 def _words_of(code: types.CodeType) -> Iterator[str]:

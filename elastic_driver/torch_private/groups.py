@@ -206,7 +206,7 @@ def _rehearsal_changes() -> Iterator[str]:
 
 COMPILE_AHEAD = Feature("hvd.compile_ahead()", _compile_ahead_changes)
 WRAPPERS = Feature(
-    "hvd.distributed_data_parallel()", _wrappers_changes, "the wrapper of a former round may live on, with its memory"
+    "hvd.distributed_data_parallel()", _wrappers_changes, "the wrapper of an earlier round may stay in memory"
 )
 ZERO = Feature("ZeroState", _zero_changes, late=True)
 STRIDED = Feature("FSDPState for models under tensor parallelism", _strided_changes, late=True)

@@ -33,7 +33,10 @@ FAST_COPIES = Feature("commits and gradients", _fast_copies_changes, "tensors ar
 GRADIENTS_IN_PLACE = Feature(
     "DistributedOptimizer",
     _gradients_in_place_changes,
-    "gradients are copied out of the buffers they travel in, which is slower; changes on their way are not noticed",
+    (
+        "gradients are copied out of their communication buffers, which is slower; changes during the reduction are "
+        "not detected"
+    ),
 )
 
 

@@ -122,17 +122,17 @@ class HandlerSettings:
         given = dict(parameters.config)
         for key in given:
             if key in _NOT_USED:
-                _log.info("--rdzv-conf %s means nothing to the backend %s", key, NAME)
+                _log.info("--rdzv-conf %s is ignored by the backend %s", key, NAME)
             elif key not in _KEYS:
                 near = difflib.get_close_matches(key, _KEYS, 1)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_KEYS)}"
+                hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(_KEYS)}"
                 raise SettingsError(f"cannot use --rdzv-conf {key}: {hint}")
         grow = str(given.get("grow", "restart"))
         if grow not in ("now", "restart"):
-            raise SettingsError(f"cannot use --rdzv-conf grow={grow}: now or restart are expected")
+            raise SettingsError(f"cannot use --rdzv-conf grow={grow}: expected now or restart")
         heartbeat_s = _seconds(given, "heartbeat", 1.0)
         if heartbeat_s <= 0:
-            raise SettingsError("cannot use --rdzv-conf heartbeat=0: it has to be above 0 seconds")
+            raise SettingsError("cannot use --rdzv-conf heartbeat=0: it must be above 0 seconds")
         if not parameters.run_id:
             raise SettingsError("cannot join without the job's id: give --rdzv-id")
         return cls(
@@ -261,7 +261,7 @@ class ElasticHandler(RendezvousHandler):
                 # A single node could go on training while the others, out of its reach, do the same.
                 if not (self._is_stale() and len(formed.members) == 1 and self._settings.terms.most > 1):
                     return 0
-                why = "the rendezvous cannot be reached, and other nodes may have gone on without this one"
+                why = "the rendezvous cannot be reached, and other nodes may have continued without this one"
         self._told_in = formed.number
         _log.warning("generation %d ends: %s", formed.number, why)
         return 1
@@ -318,7 +318,7 @@ class ElasticHandler(RendezvousHandler):
             raise RendezvousStateError(str(error)) from error
         except RendezvousError as error:
             self._leave(Outcome.FAILED)
-            hint = f"; its file is given by --rdzv-conf token_file=FILE, or {ENV_TOKEN_FILE}"
+            hint = f"; specify its file with --rdzv-conf token_file=FILE, or {ENV_TOKEN_FILE}"
             has_hint = isinstance(error, UnverifiedDriverError | WrongTokenError) and not self._settings.token_file
             raise RendezvousConnectionError(f"{error} (elasticrun rendezvous){hint if has_hint else ''}") from error
 
@@ -416,7 +416,7 @@ def _endpoint(text: str) -> str:
         url += sign + fingerprint
         DriverUrl.parse(url)
     except (ValueError, RendezvousError):
-        raise SettingsError(f"cannot use --rdzv-endpoint {text[:200]!r}: HOST:PORT is expected") from None
+        raise SettingsError(f"cannot use --rdzv-endpoint {text[:200]!r}: expected HOST:PORT") from None
     return url
 
 
@@ -429,7 +429,7 @@ def _own_address(endpoint: str) -> str:
                 probe.connect(address)
                 return str(probe.getsockname()[0])
     except OSError as error:
-        _log.debug("cannot tell which address this machine has: %s", error)
+        _log.debug("cannot determine this machine's address: %s", error)
     return socket.gethostname()
 
 
@@ -449,5 +449,5 @@ def _seconds(given: dict[str, Any], key: str, default: float) -> float:
     except (TypeError, ValueError):
         value = -1.0
     if not 0 <= value <= 1e7:
-        raise SettingsError(f"cannot use --rdzv-conf {key}={given[key]}: seconds are expected")
+        raise SettingsError(f"cannot use --rdzv-conf {key}={given[key]}: expected seconds")
     return value

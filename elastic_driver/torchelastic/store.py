@@ -242,8 +242,8 @@ def _client_for(
     url = environ.get(ENV_RENDEZVOUS)
     if url is None:
         raise SettingsError(
-            f"cannot find a rendezvous: elasticrun has not started this process ({ENV_RENDEZVOUS} is not set); give "
-            "the address of one that elasticrun rendezvous serves"
+            f"cannot find a rendezvous: elasticrun did not start this process ({ENV_RENDEZVOUS} is not set); pass "
+            "the address of an elasticrun rendezvous service"
         )
     return RendezvousClient(url, Credential.of_worker(environ), patience_s=patience_s)
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # Least time between two progress reports.
 _REPORT_S = 1.0
 _COUNTS_ANEW = (
-    "elastic_driver: warning: checkpoint_point() without step= counts its calls from 0 again in a worker that is "
-    "started again, so the driver sees no progress in it for long: give it the training's step"
+    "elastic_driver: warning: checkpoint_point() without step= counts its calls from 0 again in a restarted "
+    "worker, so the driver may see no progress for a long time: pass the training step"
 )
 
 
@@ -97,8 +97,8 @@ class _Point:
         if dist is None or not dist.is_available() or not dist.is_initialized():
             if int(os.environ.get("WORLD_SIZE") or 1) > 1:
                 raise RuntimeError(
-                    "checkpoint_point() needs torch.distributed, for the workers to agree: "
-                    "call torch.distributed.init_process_group() before"
+                    "checkpoint_point() needs torch.distributed, for the workers to agree: call "
+                    "torch.distributed.init_process_group() first"
                 )
             return self._noticed
         if dist.get_world_size() < 2:

@@ -91,7 +91,10 @@ def _settle(process: Runtime, detail: str) -> tuple[ReadyCause, str]:
     try:
         process.settle_round()
     except HorovodInternalError as error:
-        return ReadyCause.INTERNAL_ERROR, f"cannot complete what was under way when hosts changed: {error}"
+        return (
+            ReadyCause.INTERNAL_ERROR,
+            f"cannot complete the operations that were under way when hosts changed: {error}",
+        )
     return ReadyCause.HOSTS_UPDATED, detail
 
 

@@ -113,7 +113,7 @@ def _timeline(text: str) -> str:
 
 def _engine(text: str) -> str:
     if text == "plain":
-        raise ValueError("there is no such engine any more; ELASTIC_DRIVER_BACKEND=torch does without the native one")
+        raise ValueError("this engine was removed; ELASTIC_DRIVER_BACKEND=torch runs without the native one")
     return text
 
 
@@ -122,7 +122,7 @@ def _ports(text: str) -> tuple[int, int]:
     if not all(end.isascii() and end.isdecimal() and len(end) < 6 for end in (low, high)):
         raise ValueError("it must be a range of ports, LOW-HIGH")
     if not 1 <= int(low) <= int(high) <= 65535:
-        raise ValueError("it must be a range of ports within 1-65535, the lower first")
+        raise ValueError("it must be a range of ports within 1-65535, the lower port first")
     return int(low), int(high)
 
 

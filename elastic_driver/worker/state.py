@@ -147,7 +147,7 @@ class State:
         """
         raise DurableError(
             f"cannot write a {type(self).__name__} to disk: it has no _durable_values and _load_durable; use "
-            "ObjectState or TorchState, or leave --durable-dir away"
+            "ObjectState or TorchState, or omit --durable-dir"
         )
 
     def _load_durable(self, values: dict[str, Any], commits: int) -> None:
@@ -166,7 +166,7 @@ def check_attributes(names: Iterable[str]) -> None:
     """Raise ValueError if a state cannot have attributes of these names."""
     taken = sorted(name for name in names if name in _RESERVED or name.startswith("_"))
     if taken:
-        raise ValueError(f"cannot keep attributes named {', '.join(taken)}: a state has these names itself")
+        raise ValueError(f"cannot keep attributes named {', '.join(taken)}: a state reserves these names")
 
 
 class ObjectState(State):
@@ -246,6 +246,6 @@ def check_names(values: dict[str, Any], names: list[str]) -> None:
     missing, unknown = sorted(set(names) - set(values)), sorted(set(values) - set(names))
     if missing or unknown:
         raise DurableError(
-            f"its attributes are not the state's (not in the file: {', '.join(missing) or 'none'}; "
-            f"not in the state: {', '.join(unknown) or 'none'}); empty the folder to begin anew"
+            f"its attributes differ from the state's (not in the file: {', '.join(missing) or 'none'}; not in the "
+            f"state: {', '.join(unknown) or 'none'}); empty the folder to start over"
         )

@@ -136,7 +136,7 @@ void Timeline::serve() {
     }
     if (events.empty() || put(events)) continue;
     Notices notices;  // must not block: stop() waits for this thread
-    notices.add(std::string("elastic_driver: cannot go on with the timeline: ") + std::strerror(errno));
+    notices.add(std::string("elastic_driver: cannot continue the timeline: ") + std::strerror(errno));
     on_ = false;
     notices.flush();
     return;

@@ -117,7 +117,7 @@ def test_killed_in_the_middle_of_writing_and_gone_on_with_at_another_size(tmp_pa
     with start(tmp_path / "2", "localhost:3\n", "-np", "3", *flags, **env, STEP_S=0) as job:
         assert job.wait() == 0, job.said()
         second = job.steps()
-        assert f"going on from commit {kept} in" in job.said()
+        assert f"resuming from commit {kept} in" in job.said()
     assert min(line["step"] for line in second) == kept + 1
     assert {line["size"] for line in second} == {3}
     check_agreement(first + second)
@@ -145,7 +145,7 @@ def test_a_disk_that_is_full_and_has_room_again(tmp_path: Path) -> None:
         assert newest(folder) == before
         until(job, "a moment between two tries", lambda: not list(folder.glob(".commit-*")))
         writer.rlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        until(job, "that there is room", lambda: "are on disk in" in job.said())
+        until(job, "that there is room", lambda: "commits are written to" in job.said())
         last = training.end()
         assert job.said().count("training goes on") == 1
         assert f"elasticrun: on disk: commit {last} in {folder}\n" in job.said()
@@ -214,7 +214,7 @@ def test_disks_of_machines_one_of_which_is_lost(tmp_path: Path) -> None:
     with start(tmp_path / "2", TWO_HOSTS, *flags, LOCAL_DISCS=disks, BALLAST=MIB, STEPS=kept + 8) as job:
         assert job.wait() == 0, job.said()
         lines = job.steps()
-        assert f"going on from commit {kept} in {disks}/127.0.0.1 on 127.0.0.1" in job.said()
+        assert f"resuming from commit {kept} in {disks}/127.0.0.1 on 127.0.0.1" in job.said()
         for host in ("localhost", "127.0.0.1"):
             assert f"elasticrun: on disk: commit {kept + 8} in {disks}/{host} on {host}\n" in job.said()
     assert min(line["step"] for line in lines) == kept + 1
@@ -237,8 +237,8 @@ def test_what_one_disk_has_torn_another_has_whole(tmp_path: Path) -> None:
         path.unlink()
     with start(tmp_path / "2", TWO_HOSTS, *flags, LOCAL_DISCS=disks, STEPS=9) as job:
         assert job.wait() == 0, job.said()
-        assert f"{before[1]} is no whole commit: 4 bytes are too few; going back" in job.said()
-        assert f"going on from commit 8 in {disks}/127.0.0.1" in job.said()
+        assert f"{before[1]} is not a complete commit: 4 bytes are too few; trying the previous" in job.said()
+        assert f"resuming from commit 8 in {disks}/127.0.0.1" in job.said()
     files = list(disks.glob("*/commit-*"))
     for path in files:
         path.write_bytes(path.read_bytes()[:-1])
@@ -258,7 +258,7 @@ def test_all_that_is_known_is_lost_with_its_machine(tmp_path: Path) -> None:
         beyond(job, tmp_path / "disks" / "localhost", 3)
         rank_0(job).send_signal(signal.SIGKILL)
         assert job.wait() == 1, job.said()
-        assert "all workers that had the training's state are lost, and none of its commits is in" in job.said()
+        assert "all workers that had the training state are lost, and there is no commit of it in" in job.said()
     assert {line["worker"] for line in job.steps()} == {"localhost[0]#0"}
 
 

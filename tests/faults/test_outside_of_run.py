@@ -40,4 +40,4 @@ def test_a_collective_outside_of_run_costs_the_newcomer_not_the_job(tmp_path: Pa
         job.wait_for("the members", lambda: len(job.steps()) > steps + 4)
         assert {line["size"] for line in job.steps()} == {2}
         assert len(job.events("round_formed")) == 1
-        assert "outside of elastic.run, in a worker that has come while others train" in job.said()
+        assert "outside of elastic.run, in a worker that joins a running job" in job.said()

@@ -123,7 +123,7 @@ class Coordinator(RuleBasedStateMachine):
         if not self.schedule.is_raising:
             self.schedule.begin_raising()
         if self.schedule.in_hand:
-            with pytest.raises(ValueError, match="closures run"):
+            with pytest.raises(ValueError, match="closures are running"):
                 self.schedule.end_raising()
             return
         _, cancelled = self.schedule.end_raising()

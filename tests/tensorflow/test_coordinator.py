@@ -347,7 +347,7 @@ def test_a_server_by_another_name_is_refused(servers: Servers) -> None:
     job.run(4)
     other = {one: one.address.replace("127.0.0.1", "localhost") for one in (*job.workers, *job.parameter_servers)}
     for server, name in other.items():
-        with pytest.raises(ValueError, match=f"{name} is in the cluster already, as {server.address}"):
+        with pytest.raises(ValueError, match=f"{name} is already in the cluster, as {server.address}"):
             job.coordinator.add_worker(name, timeout_s=10)
     me = next(iter(private.server_def().cluster.job[0].tasks.values()))
     with pytest.raises(ValueError, match="is no worker"):
@@ -367,7 +367,7 @@ def test_a_new_server_by_two_names_at_once_is_one_worker(servers: Servers) -> No
     errors = [error for join in joins if (error := join.exception(30)) is not None]
     assert len(errors) == 1
     assert isinstance(errors[0], ValueError)
-    assert "in the cluster already" in str(errors[0])
+    assert "already in the cluster" in str(errors[0])
     job.until_taken_by(next(worker.index for worker in job.coordinator.workers() if worker.index))
     assert sorted(job.states().values()) == ["running", "running"]
 
@@ -382,7 +382,7 @@ def test_the_server_of_a_lost_worker_comes_back_as_that_one(servers: Servers) ->
     victim.start_again()
     error = join.exception(30)
     assert isinstance(error, ValueError), error
-    assert f"in the cluster already, as {victim.address}" in str(error)
+    assert f"already in the cluster, as {victim.address}" in str(error)
     assert job.states() == {0: "running", 1: "running"}
     job.until_taken_by(0)
 

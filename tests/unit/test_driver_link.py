@@ -26,7 +26,7 @@ def test_no_chief_has_no_link() -> None:
 
 @pytest.mark.parametrize("wrong", [{"ELASTIC_DRIVER_CHIEF": "x"}, {"ELASTIC_DRIVER_RENDEZVOUS": ""}])
 def test_rubbish_in_its_environment_is_said(wrong: dict[str, str]) -> None:
-    with pytest.raises(SettingsError, match="cannot ask the driver"):
+    with pytest.raises(SettingsError, match="cannot contact the driver"):
         DriverLink.from_environment({**CHIEF, **wrong})
 
 

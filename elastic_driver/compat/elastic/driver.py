@@ -136,7 +136,7 @@ class ElasticDriver:
                 if left_s <= 0:
                     raise TimeoutError(
                         f"cannot find {min_num_proc} slots on {min_hosts} hosts within {self._timeout_s:g} s: "
-                        f"there are {found.count_available_slots()} on {len(hosts)}"
+                        f"found {found.count_available_slots()} on {len(hosts)}"
                     )
                 self._job.changed.wait(left_s)
 
@@ -182,7 +182,7 @@ class ElasticDriver:
 
     def _raise_end(self) -> NoReturn:
         end = self._job.end
-        message = "the job has not begun" if end is None else end.message
+        message = "the job has not started" if end is None else end.message
         if end is not None and end.exit_code == ExitCode.TOO_FEW_SLOTS:
             raise TimeoutError(message)
         raise RuntimeError(f"the job is over: {message}")
@@ -226,6 +226,6 @@ class ElasticDriver:
             NotImplementedError: always.
         """
         raise NotImplementedError(
-            "cannot send notices to Horovod's notification services: a worker that wants to leave its round calls "
-            "record_ready again, and the round is formed anew with whoever has been added"
+            "cannot send notifications to Horovod's notification services: a worker leaves its round by calling "
+            "record_ready again, and the next round includes the workers added since"
         )

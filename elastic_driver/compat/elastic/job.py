@@ -234,7 +234,7 @@ class ThreadJob:
         try:
             self._on_over()
         except Exception:
-            _log.exception("the rendezvous cannot be stopped")
+            _log.exception("cannot stop the rendezvous")
         if self._workers is not None and self._rounds is not None:
             self._rounds.job_over(end.message)
             await self._workers.end()
@@ -380,7 +380,7 @@ class ThreadJob:
         """
         key = (slot.hostname, slot.local_rank)
         if code == 0 and not self._rounds_seen.get(worker) and self.ready(key):
-            self._call(self._stop, f"worker {worker} ended with code 0 before it was ready")
+            self._call(self._stop, f"worker {worker} exited with code 0 before it was ready")
         self.results[worker] = key, (code, at or time.time())
 
     def _exited(self, worker: WorkerId, thread: ThreadWorker, code: int) -> None:

@@ -39,7 +39,7 @@ def get_env_rank_and_size() -> tuple[int, int]:
             return int(rank), int(size)
         if rank is not None or size is not None:
             raise RuntimeError(
-                f"cannot tell this process's rank and size: only one of {names[0]} and {names[1]} is set"
+                f"cannot determine this process's rank and size: only one of {names[0]} and {names[1]} is set"
             )
     return 0, 1
 

@@ -65,7 +65,7 @@ def parse_hosts_and_slots(hosts: str) -> tuple[list[str], dict[str, int]]:
     """Return the names in ``host:slots,host:slots``, and name -> slots. Raises ValueError."""
     texts = [text.strip() for text in hosts.split(",")]
     if not all(re.fullmatch(r"[\w.-]+:[0-9]+", text) for text in texts):
-        raise ValueError(f"Invalid host input {hosts!r}: it is to be of the form worker-0:2,worker-1:2.")
+        raise ValueError(f"Invalid host input {hosts!r}: expected the form worker-0:2,worker-1:2.")
     infos = [HostInfo.from_string(text) for text in texts]
     return [info.hostname for info in infos], {info.hostname: info.slots for info in infos}
 

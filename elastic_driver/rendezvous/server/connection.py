@@ -49,14 +49,14 @@ _REASONS = {
     503: "Service Unavailable",
 }
 _READER = Identity(Role.READER)
-_NOBODY = 'this is only for those who authenticate; see docs/design.md, "Wire"'
-_NO_BODY = "readers send no body"
+_NOBODY = 'authentication required; see docs/design.md, "Wire"'
+_NO_BODY = "a reader's request must not have a body"
 # Clients of older versions authenticated each request with these headers.
 _OLD = b"Elastic-"
 # TLS notifies a new client of an old driver; this text notifies an old client of a new driver.
 _USE_HTTPS = (
-    "use https: other machines are not answered in plain text; agents and tools have to be of the driver's version, "
-    f"which is {__version__}"
+    "use https: the driver does not answer other machines in plain text; agents and tools must have the driver's "
+    f"version, {__version__}"
 )
 # Old workers look for exactly this spelling of Content-Length.
 _HEADS = {
@@ -310,7 +310,7 @@ class Connection(PeerConnection, asyncio.Protocol):
             return
         elif self._in_request:
             if waited_s > limits.request_s:
-                self.refuse(408, f"the request did not arrive whole within {limits.request_s:g} s")
+                self.refuse(408, f"the request was not complete within {limits.request_s:g} s")
         elif not self._is_authenticated and waited_s > limits.idle_s:
             self.finish()
 
@@ -361,9 +361,9 @@ class Connection(PeerConnection, asyncio.Protocol):
         if inside_headers and self._in_headers:
             self._header_bytes += len(data)
             if self._header_bytes > limits.header_bytes:
-                self._cannot_read(_Refusal(431, f"the headers are above {limits.header_bytes} bytes"))
+                self._cannot_read(_Refusal(431, f"the headers exceed {limits.header_bytes} bytes"))
         elif self._received > 8 * limits.body_bytes + _PIECE:  # chunks of one byte are sent as six
-            self._cannot_read(_Refusal(413, f"the request takes far more than {limits.body_bytes} bytes"))
+            self._cannot_read(_Refusal(413, f"the request far exceeds {limits.body_bytes} bytes"))
 
     # --- httptools -------------------------------------------------------------------------------------------------
 
@@ -406,7 +406,7 @@ class Connection(PeerConnection, asyncio.Protocol):
             if self._declared:
                 self._stop(401, _NO_BODY)
         if self._declared > self._service.limits.body_bytes:
-            self._stop(413, f"the body is above {self._service.limits.body_bytes} bytes")
+            self._stop(413, f"the body exceeds {self._service.limits.body_bytes} bytes")
         if self._expects and self._transport is not None and self._parked is None and not self._queue:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -422,7 +422,7 @@ class Connection(PeerConnection, asyncio.Protocol):
 
     def _limit_web(self, size: int) -> None:
         if size > BODY_BYTES:
-            self._stop(413, f"the body is above {BODY_BYTES} bytes")
+            self._stop(413, f"the body exceeds {BODY_BYTES} bytes")
 
     def on_body(self, body: bytes) -> None:
         if self._is_web:
@@ -430,7 +430,7 @@ class Connection(PeerConnection, asyncio.Protocol):
         elif not self._is_authenticated:
             self._stop(401, _NO_BODY)
         if len(self._body) + len(body) > self._service.limits.body_bytes:
-            self._stop(413, f"the body is above {self._service.limits.body_bytes} bytes")
+            self._stop(413, f"the body exceeds {self._service.limits.body_bytes} bytes")
         if not self._body:
             self._body = body
             return
@@ -459,7 +459,7 @@ class Connection(PeerConnection, asyncio.Protocol):
     def _count_header(self, size: int) -> None:
         self._header_bytes += size
         if self._header_bytes > self._service.limits.header_bytes:
-            self._stop(431, f"the headers are above {self._service.limits.header_bytes} bytes")
+            self._stop(431, f"the headers exceed {self._service.limits.header_bytes} bytes")
 
     def _stop(self, status: int, text: str) -> NoReturn:
         self._refusal = _Refusal(status, text)

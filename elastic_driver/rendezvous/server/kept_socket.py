@@ -69,7 +69,7 @@ class KeptSocket:
                 folder.forget(_PROBE)
             return folder
         except OSError as error:
-            self._say_once(f"cannot listen in {path}: {in_words(error)}; {self._name} is in another folder")
+            self._say_once(f"cannot listen in {path}: {in_words(error)}; using another folder for {self._name}")
             return SocketFolder.new()
 
     def listen(self) -> socket.socket:
@@ -97,11 +97,11 @@ class KeptSocket:
         """Re-create the socket if it is gone; if that fails, the next check tries again."""
         if self._is is not None and _identity(self.path) == self._is:
             return
-        removed, missing, lost_at = f"{self.path} was removed (does something clean up there?)", "", self.path
+        removed, missing, lost_at = f"{self.path} was removed (does a cleanup job run there?)", "", self.path
         try:
             listening = self._listen_again()
         except (OSError, SettingsError) as error:
-            missing = f"it cannot be made anew: {in_words(error)}"
+            missing = f"it cannot be re-created: {in_words(error)}"
             if self._if_lost:
                 self._say_once(f"{removed}, and {missing}; {self._if_lost}")
                 return
@@ -113,9 +113,9 @@ class KeptSocket:
         self._is = _identity(self.path)
         await self._listeners.open_local(listening)
         if self.path == lost_at:
-            self._say_once(f"{removed}; it was made anew")
+            self._say_once(f"{removed}; it was re-created")
         else:
-            self._say_once(f"{removed}, and {missing}; it is {self.path} from now on")
+            self._say_once(f"{removed}, and {missing}; it is now {self.path}")
 
     def close(self) -> None:
         """Remove the socket and its folder. Idempotent."""

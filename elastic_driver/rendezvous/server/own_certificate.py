@@ -63,7 +63,7 @@ class OwnCertificate:
             self._certificate = self._certificate or Certificate.new()
             return server_context(self._certificate)
         except (OSError, ValueError, ImportError, MemoryError) as error:
-            raise SettingsError(f"cannot make the certificate for other machines: {in_words(error)}") from error
+            raise SettingsError(f"cannot create the certificate for other machines: {in_words(error)}") from error
 
     def _made(self, making: asyncio.Future[SSLContext]) -> None:
         if not making.cancelled() and making.exception() is None:

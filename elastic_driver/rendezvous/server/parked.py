@@ -59,7 +59,7 @@ class ParkedRequest(Deferred):
         present = [key for key, _ in store.entries(self.round_id, self.scope)]
         text = f"{self.count - len(present)} of {self.count} are missing in scope {self.scope!r}"
         if len(present) <= 20:
-            text += f" (there: {', '.join(present)})"
+            text += f" (present: {', '.join(present)})"
         elif self.count <= 100_000:
             absent = sorted(set(range(self.count)) - {int(key) for key in present if key.isdecimal() and len(key) < 9})
             text += f" (missing: {', '.join(map(str, absent[:20]))}{', …' if len(absent) > 20 else ''})"

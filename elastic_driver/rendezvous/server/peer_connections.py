@@ -79,15 +79,15 @@ class PeerConnections:
         allowed = _descriptors(max(_DESCRIPTORS, wanted))
         if allowed < needed:
             raise SettingsError(
-                f"cannot serve {workers} workers: that takes {needed} open files, and {allowed} are allowed; raise the "
-                "hard limit (ulimit -Hn) for this user"
+                f"cannot serve {workers} workers: they need {needed} open files, and only {allowed} are allowed; "
+                "raise the hard limit (ulimit -Hn) for this user"
             )
         room = (allowed - _OTHER_DESCRIPTORS) // per_worker
         if allowed < wanted and self._on_full is not None:
             self._on_full(
-                f"there is room for {room} workers, and the job may come to have {at_most}: that takes {wanted} "
-                f"open files, and {allowed} are allowed; raise the hard limit (ulimit -Hn) for this user before the "
-                "next start"
+                f"there is room for only {room} workers, and the job may grow to {at_most}: they need {wanted} "
+                f"open files, and only {allowed} are allowed; raise the hard limit (ulimit -Hn) for this user "
+                "before the next start"
             )
         most = allowed - _OTHER_DESCRIPTORS - room * descriptors_each
         self._most = self._limits.connections or max(_FEWEST, most)
@@ -139,12 +139,12 @@ class PeerConnections:
         elif self._strangers:
             next(iter(self._strangers)).abort()  # at once: its descriptor is needed
         else:
-            connection.refuse(503, f"the driver has {self._most} connections already; try again")
+            connection.refuse(503, f"the driver already has {self._most} connections; try again")
             tell, self._on_full = self._on_full, None
             if tell is not None:
                 tell(
-                    f"there is no room for more connections than {self._most}: workers that come now have "
-                    "to wait until others go; raise the limit of open files (ulimit -Hn) before the next start"
+                    f"the limit of {self._most} connections is reached: new workers must wait until others "
+                    "disconnect; raise the limit on open files (ulimit -Hn) before the next start"
                 )
         self._strangers[connection] = now
 

@@ -167,7 +167,7 @@ class RendezvousServer:
         """Return the protocol that takes over the connection of an admitted peer (Service)."""
         if identity.role not in AGENT:
             return Connection(self, identity)
-        assert self._agents is not None, "whoever admits agents takes them over"
+        assert self._agents is not None, "only a server with a protocol for agents admits them"
         return self._agents(identity)
 
     def serve(self, connection: Connection, method: bytes, url: bytes, body: bytes) -> None:
@@ -246,6 +246,6 @@ def _refused(identity: Identity, method: bytes, path: str, routes: Sequence[Rout
     roles = [role for route in routes if route.method == name for role in route.roles]
     if roles:
         allowed = " or ".join(role_name(role) for role in sorted(roles))
-        return 403, error_body(f"{peer_name(identity)} may not do this; {allowed} may")
+        return 403, error_body(f"{peer_name(identity)} may not do this; only {allowed} may")
     supported = ", ".join(route.method for route in routes)
     return 405, error_body(f"method {name} is not supported here; {supported} is")

@@ -44,7 +44,7 @@ _TLS = 0x16  # first byte of a TLS handshake record, and of no HTTP request
 _PIECE = 2 << 10
 # OpenSSL takes 42 KB once it has one byte of a ClientHello. It gets none before the whole has arrived, or this much.
 _MOST_HELLO = 16 << 10
-_NOBODY = "nobody may authenticate here under this name"
+_NOBODY = "this name cannot authenticate here"
 
 
 class UnauthenticatedConnection(PeerConnection, asyncio.BufferedProtocol):
@@ -108,7 +108,7 @@ class UnauthenticatedConnection(PeerConnection, asyncio.BufferedProtocol):
         elif not self._is_plain_tcp and self._received[0] == MAGIC[0]:
             self._read_request()
         elif self._is_local:
-            self._refuse("cannot read request: it does not begin like one")
+            self._refuse("cannot read request: it does not start like one")
         else:
             self._hand_over(Connection(self._service, is_for_probes=self._is_plain_tcp and not self._is_loopback()))
 
@@ -257,8 +257,8 @@ class UnauthenticatedConnection(PeerConnection, asyncio.BufferedProtocol):
 
 def _nobody_as(role: Role) -> str:
     if role is Role.JOINER:
-        return "no host can join here, without a job that was started with --accept-agents"
-    return f"nobody may authenticate here as {role}; is it another job's, or one that is over?"
+        return "hosts cannot join here: this is not a job that was started with --accept-agents"
+    return f"unknown {role}; does it belong to another job, or to one that is over?"
 
 
 class _ClientHello:

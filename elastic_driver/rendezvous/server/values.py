@@ -96,7 +96,7 @@ class Values:
             RendezvousClosedError: the server was restarted since the client's first request.
         """
         if request.instance not in (0, self.instance):
-            raise RendezvousClosedError("the rendezvous was started again: what this store held is gone")
+            raise RendezvousClosedError("the rendezvous was restarted: the contents of this store are lost")
 
     # --- requests in pieces ------------------------------------------------------------------------------------------
 
@@ -104,10 +104,10 @@ class Values:
         """Keep a piece of a request that is too large for one message."""
         client = self._client(request)
         if len(request.parts) != 2:
-            raise RendezvousProtocolError("cannot read a piece: it has a number and bytes")
+            raise RendezvousProtocolError("cannot read a piece: expected a number and bytes")
         place = number_in(request.parts[0], "the number of a piece")
         if not 0 <= place < MOST_PIECES:
-            raise RendezvousProtocolError(f"cannot take a request of more than {MOST_PIECES} pieces")
+            raise RendezvousProtocolError(f"cannot accept a request of more than {MOST_PIECES} pieces")
         pieces = client.pieces.setdefault(request.number, {})
         if place not in pieces:
             self._make_room(0, len(request.parts[1]))
@@ -123,10 +123,10 @@ class Values:
         pieces = client.pieces.get(request.number, {})
         count = number_in(request.parts[0] if request.parts else b"", "the number of pieces")
         if sorted(pieces) != list(range(count)):
-            raise RendezvousProtocolError(f"cannot read a request of {count} pieces: {len(pieces)} have come")
+            raise RendezvousProtocolError(f"cannot read a request of {count} pieces: {len(pieces)} have arrived")
         inner = StoreRequest.from_bytes(b"".join(pieces[place] for place in range(count)))
         if (inner.client, inner.number) != (request.client, request.number):
-            raise RendezvousProtocolError("cannot read a request in pieces: it says that it is another")
+            raise RendezvousProtocolError("cannot read a request in pieces: its content names another request")
         return inner
 
     def keep_rest(self, request: StoreRequest, pieces: list[bytes]) -> StoreReply:
@@ -216,13 +216,13 @@ class Values:
                 return (b"1" if all(scope.has(key) for key in parts) else b"0",), None
             case StoreOp.SET:
                 if len(parts) % 2:
-                    raise RendezvousProtocolError("cannot set keys: there is one without a value")
+                    raise RendezvousProtocolError("cannot set keys: the last one has no value")
                 self._set(request.scope, list(zip(parts[::2], parts[1::2], strict=True)))
                 return (), tuple(parts[::2])
             case StoreOp.ADD:
                 key, amount = self._named(parts, 2)
                 now = self._scope(request.scope).values.get(key, b"0")
-                total = number_in(now, f"the value of {_shown(key)}") + number_in(amount, "what is to be added")
+                total = number_in(now, f"the value of {_shown(key)}") + number_in(amount, "the amount to add")
                 value = str(total).encode()
                 number_in(value, "the sum")
                 self._set(request.scope, [(key, value)])
@@ -266,7 +266,7 @@ class Values:
                 self.drop(request.scope)
                 return (), None
             case StoreOp.PIECE | StoreOp.WHOLE | StoreOp.REST:
-                raise RendezvousProtocolError("cannot take a request in pieces within a request in pieces")
+                raise RendezvousProtocolError("cannot accept a request in pieces within another")
 
     def _compare_set(
         self, scope: str, key: bytes, expected: bytes, new: bytes
@@ -301,15 +301,15 @@ class Values:
     def _make_room(self, keys: int, size: int) -> None:
         if self._keys + keys > self._max_keys or self._bytes + size > self._max_bytes:
             raise RendezvousProtocolError(
-                f"cannot store that: the store is full ({self._keys} keys, {self._bytes} bytes; {self._max_keys} and "
-                f"{self._max_bytes} are allowed)"
+                f"cannot store the values: the store is full ({self._keys} keys, {self._bytes} bytes; "
+                f"{self._max_keys} and {self._max_bytes} are allowed)"
             )
         self._count(keys, size)
 
     def _make_room_for_answer(self, size: int) -> None:
         if self._kept + size > self._max_kept:
             raise RendezvousProtocolError(
-                f"cannot answer that now: answers of {self._kept} bytes wait to be heard; {self._max_kept} are allowed"
+                f"cannot answer now: {self._kept} bytes of answers await acknowledgment; {self._max_kept} are allowed"
             )
         self._kept += size
 
@@ -326,14 +326,14 @@ class Values:
     def _check_size(value: bytes) -> None:
         if len(value) > MOST_VALUE_BYTES:
             raise RendezvousProtocolError(
-                f"cannot store a value of {len(value)} bytes: {MOST_VALUE_BYTES} are the most"
+                f"cannot store a value of {len(value)} bytes: at most {MOST_VALUE_BYTES} are allowed"
             )
 
     @staticmethod
     def _named(parts: object, count: int) -> tuple[bytes, ...]:
         assert isinstance(parts, tuple)
         if len(parts) != count:
-            raise RendezvousProtocolError(f"cannot read what is asked of the store: {count} parts are expected")
+            raise RendezvousProtocolError(f"cannot read the store request: expected {count} parts")
         return parts
 
     # --- clients -----------------------------------------------------------------------------------------------------
@@ -350,7 +350,9 @@ class Values:
         else:
             self._clients.move_to_end(request.client)
         if request.number < client.done:
-            raise RendezvousProtocolError(f"request {request.number} has been answered, and its answer was heard")
+            raise RendezvousProtocolError(
+                f"request {request.number} has been answered, and its answer was acknowledged"
+            )
         if request.done > client.done:
             client.done = request.done
             self._forget_answers(client, client.done)

@@ -206,7 +206,7 @@ class _Probe:
             waited_s += 0.05
             if waited_s >= limit_s:
                 native_loader.load().park_threads_at_exit()  # the thread may return at any time, or never
-                return _Verdict(f"its first sum did not end within {limit_s:g} s", late=True)
+                return _Verdict(f"its first allreduce did not finish within {limit_s:g} s", late=True)
         return _Verdict(self.failure or ("the round is over" if stopped.is_set() else ""))
 
     def _run(self) -> None:
@@ -221,7 +221,7 @@ class _Probe:
                 work.wait(timedelta(seconds=self._timeout_s))
                 sums = data.tolist()
                 if sums != [total] * _PROBE_ELEMENTS:
-                    self.failure = f"its first sum was {sums[0]:g} instead of {total:g}"
+                    self.failure = f"its first allreduce returned {sums[0]:g} instead of {total:g}"
         except Exception as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             self.failure = f"it failed: {first}"
@@ -285,7 +285,7 @@ class Peers:
             if not refusal:
                 return
             if self._strict:
-                raise DeviceLaneError(f"cannot use {_fast_name(self.device)}, which was asked for: {refusal}")
+                raise DeviceLaneError(f"cannot use {_fast_name(self.device)}, which was requested: {refusal}")
             if self.index == 0:
                 say_once(f"{_fast_name(self.device)} is not used: {refusal}; tensors go through the CPU")
         gloo = TorchCollectives(Group(self._name, tuple(self.ranks), self.index), self._address)
@@ -310,7 +310,7 @@ class Peers:
         with self._lock:
             self._fast = probe.group
         if self._stopped.is_set():
-            raise HorovodInternalError("cannot go on: the round is over")
+            raise HorovodInternalError("cannot continue: the round is over")
         verdicts = self._share("verdict", [verdict.why, verdict.late])
         failures = [
             (late, f"rank {rank}: {why}") for rank, (why, late) in zip(self.ranks, verdicts, strict=True) if why

@@ -81,7 +81,7 @@ def describe() -> dict[str, Any]:
     count = torch.cuda.device_count()
     why = device_groups.given_up()
     if not has_nccl():
-        why = "its torch has no NCCL"
+        why = "its torch was built without NCCL"
     elif not count:
         why = "it sees no GPU"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -219,7 +219,7 @@ class DeviceRunner:
         """Submit an operation; its turn may come before this returns."""
         with self._lock:
             if self._aborted:
-                raise HorovodInternalError(f"cannot go on: {self._aborted}")
+                raise HorovodInternalError(f"cannot continue: {self._aborted}")
             self._home = job.sources[0].device
         # The engine returns the job with its turn.
         return DeviceHandle(self._engine.submit(replace(operation, keep=job)), job)
@@ -254,7 +254,7 @@ class DeviceRunner:
         except HorovodInternalError as error:
             self.abort(str(error))  # the round is over; peers that wait in a collective notice closed connections
         except Exception as error:  # nobody would run the others' operations
-            _log.exception("round %d: the thread of its devices failed", self._context.assignment.round_id)
+            _log.exception("round %d: the device thread failed", self._context.assignment.round_id)
             self.abort(str(error))
             self._context.abort(f"the thread that runs operations on devices failed: {error}")
         finally:
@@ -412,7 +412,7 @@ def _runner_of(engine: NativeEngine, context: Context) -> DeviceRunner:
                 engine.attach(runner)
             except BaseException:  # perhaps a signal handler's: the next caller makes another
                 if engine.device_runner is not runner:
-                    runner.abort("its making was interrupted")
+                    runner.abort("its creation was interrupted")
                 raise
         made: DeviceRunner = engine.device_runner
     return made
@@ -475,7 +475,7 @@ class TorchLane:
         chosen, why = _choice_in(context)
         if chosen != kind and kind == "cuda" and why:
             if _strict(context):
-                raise DeviceLaneError(f"cannot run operations on CUDA tensors by NCCL, as {ENV_LANE} asks for: {why}")
+                raise DeviceLaneError(f"cannot run operations on CUDA tensors with NCCL, as {ENV_LANE} requests: {why}")
             if context.slot.rank == 0:
                 device_groups.say_once(f"CUDA tensors go through the CPU: {why}")
         return chosen == kind and isinstance(context.engine, NativeEngine)

@@ -103,8 +103,9 @@ class FSDPState(ShardedState):
             alike = [mesh for mesh in meshes if mesh.ndim == len(sharded.placements)]
             if not alike:
                 raise UnsupportedOperationError(
-                    f"cannot put back a tensor that was divided over {len(sharded.placements)} dimensions of a mesh: "
-                    "what make() has built in this round has no such mesh; let it divide the model alike in each round"
+                    f"cannot restore a tensor that was sharded over {len(sharded.placements)} mesh dimensions: "
+                    "the model that make() built in this round has no such mesh; make() must shard the model the "
+                    "same way in each round"
                 )
             return next((mesh for mesh in alike if mesh.mesh_dim_names == sharded.mesh_dims), alike[0])
 

@@ -96,7 +96,9 @@ class RoundGroup:
         name_interface(context.address)
         ports = worker_settings().port_range
         if ports is not None and slot.size > 1:
-            say_once("torch's Gloo cannot keep to --port-range: its process groups listen at ports of the system's")
+            say_once(
+                "torch's Gloo cannot honor --port-range: its process groups listen on ports that the system chooses"
+            )
         meeting = context.meeting if slot.size > 1 else None
         build_s = context.limits.build_s
         self._store = RoundStore(
@@ -106,13 +108,13 @@ class RoundGroup:
             with batch_scheduling():
                 self._group = self._registered(backend_of(context), self._store, build_s)
             if self._broken:
-                raise HorovodInternalError(f"cannot go on: {self._broken}")
+                raise HorovodInternalError(f"cannot continue: {self._broken}")
             if meeting is not None:
                 ends = self.sockets.remember()
                 if not self._store.is_readable:
                     say_once(
-                        f"cannot find the connections of this Gloo (torch {torch.__version__}): what waits in the "
-                        "process group ends with its time limit only"
+                        f"cannot find the connections of this Gloo (torch {torch.__version__}): calls that wait "
+                        "in the process group end only at their time limit"
                     )
                 elif not lazy_gloo():  # Gloo accepts any peer (torch_collectives.py)
                     packed = meeting(f"{scope}.ends", key=slot.rank, count=slot.size, value=pack_ends(ends))
@@ -176,7 +178,8 @@ class RoundGroup:
         stuck = [abort for abort in self._aborts if not has_ended(abort)]
         if stuck:
             raise RuntimeError(
-                "cannot go on in this process: NCCL's communicators of the last round do not end; it leaves the job"
+                "cannot continue in this process: NCCL's communicators of the last round do not end; this "
+                "process leaves the job"
             )
         if self.is_there:
             dist.destroy_process_group(None if self._is_default else self._group)

@@ -276,8 +276,8 @@ class ShardedState(ObjectState):
             return
         if most and self._load is None:
             raise ShardsLostError(
-                f"cannot go on from commit {most}: pieces of the sharded state are lost, and no copy of them is left; "
-                f"a load function of {type(self).__name__} could read a checkpoint"
+                f"cannot resume from commit {most}: pieces of the sharded state are lost, and no copy of them is "
+                f"left; to read a checkpoint instead, give {type(self).__name__} a load function"
             )
         self._versions.clear()
         self._commits, values = broadcast_object((most, self._saved), name="elastic_driver.values")
@@ -347,9 +347,9 @@ class ShardedState(ObjectState):
     def _durable_values(self, *, lend: bool = False) -> dict[str, Any]:
         """Raise DurableError: no rank has the whole state."""
         raise DurableError(
-            f"cannot write a {type(self).__name__} to disk: no rank has all of it; leave --durable-dir away, write "
-            f"checkpoints with torch.distributed.checkpoint, and give {type(self).__name__} a load function that reads "
-            "them"
+            f"cannot write a {type(self).__name__} to disk: no rank has all of it; omit --durable-dir, write "
+            f"checkpoints with torch.distributed.checkpoint, and give {type(self).__name__} a load function that "
+            "reads them"
         )
 
 

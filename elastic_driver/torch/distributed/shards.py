@@ -179,7 +179,7 @@ def box_of(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> Box:
         elif type(placement) is not Replicate:
             STRIDED.check()
             raise UnsupportedOperationError(
-                f"cannot keep a tensor that is placed as {placement}: only shards and copies"
+                f"cannot keep a tensor placed as {placement}: only shards and replicas are supported"
             )
     for dim, mesh_dims in by_dim.items():
         first, *later = mesh_dims
@@ -189,7 +189,7 @@ def box_of(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> Box:
             factor = math.prod(mesh.size(mesh_dim) for mesh_dim in later)
             if strided != [first] or placements[first].split_factor != factor:
                 raise UnsupportedOperationError(
-                    f"cannot keep a tensor that is placed as {tuple(placements)}: a rank's piece is not in one place"
+                    f"cannot keep a tensor placed as {tuple(placements)}: a rank's piece is not contiguous"
                 )
             mesh_dims = [*later, first]
         for mesh_dim in mesh_dims:

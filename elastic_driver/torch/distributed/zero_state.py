@@ -89,8 +89,8 @@ class ZeroState(ShardedState):
         self.optimizer, others = made if isinstance(made, tuple) else (made, {})
         if not is_plain_zero(self.optimizer):
             raise UnsupportedOperationError(
-                f"cannot keep the state of {type(self.optimizer).__name__}: make(group) of ZeroState has to give a "
-                "ZeroRedundancyOptimizer without overlap_with_ddp"
+                f"cannot keep the state of {type(self.optimizer).__name__}: make(group) of ZeroState must return "
+                "a ZeroRedundancyOptimizer without overlap_with_ddp"
             )
         for name, other in others.items():
             self._others[name] = other
@@ -149,7 +149,9 @@ class ZeroState(ShardedState):
         ModelHandler(self.model).set(tree["model"])
         groups, saved = self._groups(), tree["optimizer"]["groups"]
         if len(groups) != len(saved):
-            raise ValueError("cannot set the optimizer's state: its parameter groups are not those of the saved state")
+            raise ValueError(
+                "cannot set the optimizer's state: its parameter groups differ from those of the saved state"
+            )
         for group, options in zip(groups, saved, strict=True):
             group.update(copy.deepcopy(options))
         for param in self._parameters():

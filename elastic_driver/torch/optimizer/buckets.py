@@ -38,8 +38,8 @@ Started: TypeAlias = tuple[Operation, Callable[[Result], None]]
 """An operation, and the function that handles its result."""
 
 CHANGED = (
-    "Gradients were changed after loss.backward() and before optimizer.step() or optimizer.synchronize(), while they "
-    "were on their way: ranks may go on with different ones. To clip or unscale gradients, call "
+    "Gradients were changed after loss.backward() and before optimizer.step() or optimizer.synchronize(), while "
+    "they were being reduced: ranks may continue with different gradients. To clip or unscale gradients, call "
     "optimizer.synchronize() first and optimizer.step() within optimizer.skip_synchronize()."
 )
 
@@ -278,15 +278,15 @@ class Bucket:
         spec = spec_of(work)
         if spec.dtype not in DTYPES:
             raise TypeError(
-                f"cannot reduce what {self._reduction.compression!r} made of a gradient: its dtype is {spec.dtype}"
+                f"cannot reduce a gradient compressed by {self._reduction.compression!r}: its dtype is {spec.dtype}"
             )
 
         def take(_: Result) -> None:
             result = self._reduction.compression.decompress(work.to(compressed.device), context)
             if result.shape != param.shape:
                 raise ValueError(
-                    f"cannot use what {self._reduction.compression!r} decompressed: its shape is "
-                    f"{tuple(result.shape)}, the parameter's {tuple(param.shape)}"
+                    f"cannot use a gradient decompressed by {self._reduction.compression!r}: its shape is "
+                    f"{tuple(result.shape)}, but the parameter's is {tuple(param.shape)}"
                 )
             result = result.detach().to(device=param.device, dtype=param.dtype)
             if grad.is_sparse:
@@ -301,8 +301,8 @@ class Bucket:
     def _sparse_operation(self, param: Parameter, sparse_dim: int) -> Started:
         if self._reduction.op not in (Average, Sum):
             raise NotImplementedError(
-                f"cannot reduce the sparse gradient of {self._names[param]} with {self._reduction.op.name}: only with "
-                "Average and Sum, or with sparse_as_dense=True"
+                f"cannot reduce the sparse gradient of {self._names[param]} with {self._reduction.op.name}: use "
+                "Average or Sum, or sparse_as_dense=True"
             )
         grad = param.grad
         if grad is None:

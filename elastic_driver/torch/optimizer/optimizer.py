@@ -200,11 +200,13 @@ def DistributedOptimizer(
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if not isinstance(op, ReduceOp):
-        raise ValueError(f"cannot reduce gradients with {op!r}: op is one of Average, Sum, Adasum, Min, Max, Product")
+        raise ValueError(
+            f"cannot reduce gradients with {op!r}: op must be one of Average, Sum, Adasum, Min, Max, Product"
+        )
     if op is ReduceOp.ADASUM and process_set is not global_process_set:
         raise NotImplementedError("Adasum does not support non-global process sets yet.")
     if num_groups != 0:
-        warnings.warn("num_groups is the older spelling of groups", DeprecationWarning, stacklevel=2)
+        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     _check_groups(groups)
     names = _names(optimizer, named_parameters)

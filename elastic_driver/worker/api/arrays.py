@@ -41,7 +41,7 @@ class NumpyAdapter:
         """Raise TypeError if an array cannot be written into."""
         for tensor in tensors:
             if not isinstance(tensor, np.ndarray) or not tensor.flags.writeable:
-                raise TypeError(f"cannot {verb} in place: it takes a writable numpy array")
+                raise TypeError(f"cannot {verb} in place: expected a writable numpy array")
 
     def dtype(self, tensor: Array) -> str:
         """Return the dtype's name."""

@@ -37,7 +37,7 @@ def mpi_threads_supported() -> bool:
         ValueError: the job was not started through MPI, as in Horovod.
     """
     if not mpi_enabled():
-        raise ValueError("cannot say whether MPI supports threads: this job was not started through MPI")
+        raise ValueError("cannot determine whether MPI supports threads: this job was not started through MPI")
     return across.threads_supported()
 
 

@@ -91,7 +91,7 @@ class _Reporter:
             raise ValueError(f"cannot report a figure: {fault}")
         if len(self.values) < MOST_NAMES:
             return True
-        self._warn(name, f"there are {MOST_NAMES} names already, which are the most")
+        self._warn(name, f"there are already {MOST_NAMES} names, the maximum")
         return False
 
     def take(self, name: str, value: Any) -> None:
@@ -104,9 +104,9 @@ class _Reporter:
 
     def _take_tensor(self, name: str, torch: Any, value: Any) -> None:
         if value.numel() != 1:
-            raise ValueError(f"cannot report {name!r}: a tensor with {value.numel()} elements is no figure")
+            raise ValueError(f"cannot report {name!r}: a tensor with {value.numel()} elements is not a single number")
         if value.is_complex() or value.is_meta:
-            raise TypeError(f"cannot report {name!r}: a tensor of {value.dtype} on {value.device} is no number")
+            raise TypeError(f"cannot report {name!r}: a tensor of {value.dtype} on {value.device} is not a number")
         if not value.is_cpu and name in self._copied:  # one copy a second: each costs a few microseconds
             return
         try:
@@ -250,7 +250,7 @@ def _number(name: str, value: Any) -> float | _Later:
         except TypeError:  # an unknown dimension
             size = -1
         if size != 1:
-            raise ValueError(f"cannot report {name!r}: an array of shape {shape} is no figure")
+            raise ValueError(f"cannot report {name!r}: an array of shape {shape} is not a single number")
         if hasattr(value, "device") and not isinstance(value.device, str | None):
             # JAX: it may be on a GPU, and is immutable.
             is_ready = getattr(value, "is_ready", None)
@@ -261,7 +261,7 @@ def _number(name: str, value: Any) -> float | _Later:
             return lambda: _float(value)
         value = value.item()
     if isinstance(value, bool | complex | str | bytes) or not hasattr(type(value), "__float__"):
-        raise TypeError(f"cannot report {name!r}: {type(value).__name__} is no number")
+        raise TypeError(f"cannot report {name!r}: {type(value).__name__} is not a number")
     return _float(value)
 
 

@@ -126,7 +126,7 @@ def poll(handle: int) -> bool:
         return True
     current_round().refuse_if_forked()
     if pending is None:
-        raise ValueError(f"cannot poll {handle!r}: it is no handle, or was synchronized already")
+        raise ValueError(f"cannot poll {handle!r}: it is not a handle, or was already synchronized")
     return pending.handle.done()
 
 
@@ -146,7 +146,7 @@ def synchronize(handle: int) -> Any:
         lost = handle in _lost
         _lost.discard(handle)
     if lost:
-        raise HorovodInternalError(f"operation {handle} was begun in another round, which is over")
+        raise HorovodInternalError(f"operation {handle} was started in an earlier round, which is over")
     current_round().refuse_if_forked()  # the thread that completes it is in the parent
     if pending is None:
         return None

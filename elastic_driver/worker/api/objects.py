@@ -107,7 +107,7 @@ def allgather_among(members: Members, obj: Any, name: str | None) -> list[Any]:
     parts = gather(context.engine, sent, label, members.number)
     senders = [_RANK.unpack_from(part.data)[0] if part.nbytes >= _HEAD_BYTES else -1 for part in parts]
     if senders != list(members.ranks):
-        raise HorovodInternalError(f"cannot use what came as {label}: it says to be from ranks {senders}")
+        raise HorovodInternalError(f"cannot use the objects received as {label}: they claim to be from ranks {senders}")
     for rank, part in zip(senders, parts, strict=True):
         place = Place(members.number, rank, calls)
         computed = context.seal.mark(part[_HEAD_BYTES:].data, label, place)

@@ -60,7 +60,7 @@ class CommitPermission:
             self._client = new_client()
         reply = self._client.publish(PublishRequest(commit.round_id, commit.commits))
         if not reply.granted:
-            raise DurableError(f"the driver does not agree: {reply.reason}")
+            raise DurableError(f"the driver rejected the commit: {reply.reason}")
 
 
 class Durable:
@@ -171,7 +171,7 @@ class Durable:
             return None
         trouble, work, on_its_way_s = self._complaint, self._work, time.monotonic() - self._last_at
         if work is not None and on_its_way_s >= SLOW_S:
-            trouble = f"commit {work[0].commits} has been on its way for {on_its_way_s:.0f} s"
+            trouble = f"commit {work[0].commits} has been waiting for the disk for {on_its_way_s:.0f} s"
         return DiskReport(self._folder_id, self._where, self.written, self._offered, trouble, self._marks.drivers)
 
     def _due(self, commits: int) -> bool:
@@ -226,7 +226,7 @@ class Durable:
                     freed += room
             self.written = commits
             if self._complaint:
-                say(f"commits are on disk in {self.folder} again, from commit {commits} on")
+                say(f"commits are written to {self.folder} again, starting with commit {commits}")
             self._complaint = ""
             prune(self.folder, self.keep, commit, self._job_id)
         except Exception as error:
@@ -236,7 +236,7 @@ class Durable:
                 reason = f"{path.name}: {reason}"
             if reason != self._complaint:
                 self._complaint = reason
-                say(f"commit {commits} is not on disk in {self.folder}: {reason}; training goes on")
+                say(f"cannot write commit {commits} to {self.folder}: {reason}; training continues")
 
     def wait(self, timeout_s: float = FLUSH_S) -> bool:
         """Wait until nothing is being written. Returns whether that is so."""
@@ -245,7 +245,7 @@ class Durable:
         with self._wake:
             done = self._wake.wait_for(lambda: self._work is None, timeout_s)
         if not done:
-            say(f"the last commit did not reach {self.folder} within {timeout_s:g} s")
+            say(f"the last commit was not written to {self.folder} within {timeout_s:g} s")
         return done
 
     def finish(self, state: DurableState, *, rank: int) -> None:

@@ -242,7 +242,7 @@ class Marks:
         lock, begun = read_mark(self._folder / LOCK_NAME), read_mark(self._folder / _BEGUN_NAME)
         for holder, is_ours in ((lock, self.drivers), (begun, self._marked)):
             if is_ours and holder not in ("", self._job_id):
-                raise DurableError(f"the folder is job {holder}'s now")
+                raise DurableError(f"the folder now belongs to job {holder}")
         if begun != self._job_id:
             self.begin()
         if self.drivers and not lock:

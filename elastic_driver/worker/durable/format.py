@@ -133,8 +133,9 @@ class _Encoder:
         if encoded is not None:
             return encoded
         raise DurableError(
-            f"cannot write state.{where} to disk: it is a {_kind_of(value)}; durable commits hold numbers, strings, "
-            "bytes, None, lists, tuples, sets, dicts, NumPy arrays, dense tensors, and what has state_dict"
+            f"cannot write state.{where} to disk: it is a {_kind_of(value)}; durable commits hold numbers, "
+            "strings, bytes, None, lists, tuples, sets, dicts, NumPy arrays, dense tensors, and objects with a "
+            "state_dict"
         )
 
     def _attributes(self, mapping: Any, where: str, depth: int) -> list[Any]:
@@ -226,7 +227,7 @@ class _Decoder:
     def decode(self, node: Any) -> Any:
         if not isinstance(node, list):
             if isinstance(node, dict):
-                raise ValueError("an object where a value must be")
+                raise ValueError("a JSON object in place of a value")
             return node
         tag, *rest = node
         if tag in _SEQUENCE_OF:
@@ -320,7 +321,7 @@ def _is_kept(dtype: np.dtype[Any]) -> bool:
 def _dtype(text: str) -> np.dtype[Any]:
     dtype = np.dtype(text)
     if dtype.kind not in _NUMPY_KINDS:
-        raise ValueError(f"arrays of {text!r} are not held")
+        raise ValueError(f"arrays of {text!r} are not supported")
     return dtype
 
 
@@ -336,13 +337,13 @@ def load(path: Path) -> bytearray:
         length = file.readinto(content)
     try:
         if length < len(content):
-            raise ValueError(f"{length} bytes could be read instead of {len(content)}")
+            raise ValueError(f"only {length} of {len(content)} bytes could be read")
         layout(content, len(content))
         body = memoryview(content)[:-DIGEST_BYTES]
         if hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest() != content[-DIGEST_BYTES:]:
-            raise ValueError("its digest differs")
+            raise ValueError("its digest does not match")
     except ValueError as error:
-        raise DurableError(f"{path} is no whole commit: {error}") from error
+        raise DurableError(f"{path} is not a complete commit: {error}") from error
     return content
 
 
@@ -359,7 +360,7 @@ def decode(content: bytearray, path: Path) -> tuple[dict[str, Any], dict[str, An
         decoder = _Decoder(view[begin:-DIGEST_BYTES])
         values = {name: decoder.decode(node) for name, node in facts.pop("values").items()}
     except Exception as error:  # a file's bytes can make the parsers raise anything
-        raise DurableError(f"{path} is no whole commit: {error}") from error
+        raise DurableError(f"{path} is not a complete commit: {error}") from error
     return facts, values
 
 
@@ -379,9 +380,9 @@ def facts_of(path: Path) -> dict[str, Any]:
         with os.fdopen(open_inside(path, os.O_RDONLY), "rb") as file:
             magic, header_bytes, _ = PREFIX.unpack(file.read(PREFIX.size))
             if magic != MAGIC or header_bytes > os.fstat(file.fileno()).st_size:
-                raise ValueError("it does not begin as such a file does")
+                raise ValueError("it does not start like a commit")
             facts = json.loads(file.read(header_bytes))
             del facts["values"]
     except (ValueError, KeyError, TypeError, struct.error, RecursionError) as error:
-        raise DurableError(f"{path} is no whole commit: {error}") from error
+        raise DurableError(f"{path} is not a complete commit: {error}") from error
     return dict(facts)

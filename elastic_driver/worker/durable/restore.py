@@ -96,7 +96,7 @@ class _Outcome:
 
 def why_not_anew(views: Sequence[View], round_id: int) -> str:
     """Return why a round that found no commit must not restart the training; "" if it may."""
-    lost = "all workers that had the training's state are lost, and none of its commits is in "
+    lost = "all workers that had the training's state are lost, and there is no commit of it in "
     lost += ", ".join(dict.fromkeys(view.where for view in views))
     if any(view.reached for view in views):
         return lost
@@ -104,7 +104,7 @@ def why_not_anew(views: Sequence[View], round_id: int) -> str:
         return ""  # before the first commit, a process's initial state is the state
     troubles = [f"{view.where}: {view.trouble}" for view in views if view.trouble]
     if troubles:
-        return f"cannot tell whether there are commits: {'; '.join(dict.fromkeys(troubles))}"
+        return f"cannot determine whether there are commits: {'; '.join(dict.fromkeys(troubles))}"
     if round_id == 1 or not any(view.begun or not view.drivers for view in views):
         return ""
     # A begun mark, or disks of machines, of which those with the commits may be gone for good.
@@ -138,12 +138,12 @@ def find_and_load(state: DurableState, context: Context, look: Callable[[], View
             outcome = _load_from(state, context, commit, rank, Path(views[rank].path))
             if not outcome.why:
                 if context.slot.rank == rank:
-                    say(f"going on from commit {commit.commits} in {views[rank].where}")
+                    say(f"resuming from commit {commit.commits} in {views[rank].where}")
                 return
             if outcome.fatal:
                 raise DurableError(outcome.why)
             if context.slot.rank == rank:
-                say(f"{outcome.why}; going back to the one before")
+                say(f"{outcome.why}; trying the previous commit")
             if outcome.local:
                 unread.add((rank, commit))
             else:
@@ -155,7 +155,7 @@ def find_and_load(state: DurableState, context: Context, look: Callable[[], View
     if reasons:
         unique = list(dict.fromkeys(reasons))
         raise DurableError(
-            f"none of the {len(unique)} commits can be used: {'; '.join(unique)}. To begin anew, empty the folder"
+            f"none of the {len(unique)} commits can be used: {'; '.join(unique)}. To start over, empty the folder"
         )
     why = why_not_anew(views, context.assignment.round_id)
     if why:
@@ -191,7 +191,7 @@ def _load_from(state: DurableState, context: Context, commit: CommitId, rank: in
         except DurableError as error:
             outcome = _Outcome(why=str(error))
         except OSError as error:
-            why = f"{path} cannot be read: {in_words(error)}"
+            why = f"cannot read {path}: {in_words(error)}"
             outcome = _Outcome(why=why, local=True, vanished=isinstance(error, FileNotFoundError))
     reading: _Outcome = broadcast_object(outcome, root_rank=rank, name="durable.read")
     if reading.why:
@@ -221,7 +221,7 @@ def _take(state: DurableState, content: bytearray, commits: int, path: Path) -> 
     try:
         facts, values = durable_format.decode(content, path)
         if facts.get("commits") != commits:
-            return _Outcome(why=f"{path} is no whole commit: its name is that of another")
+            return _Outcome(why=f"{path} is not a complete commit: its name belongs to another commit")
     except DurableError as error:
         return _Outcome(why=str(error))
     try:
@@ -229,5 +229,5 @@ def _take(state: DurableState, content: bytearray, commits: int, path: Path) -> 
     except HorovodInternalError:
         raise
     except Exception as error:
-        return _Outcome(why=f"cannot go on from {path}: {error}", fatal=True)
+        return _Outcome(why=f"cannot resume from {path}: {error}", fatal=True)
     return _Outcome()

@@ -95,7 +95,7 @@ def usable_backends() -> tuple[Backend, ...]:
         native_loader.load()
         backends.append(Backend.NATIVE)
     except ImportError as error:
-        _log.debug("the native backend cannot be used: %s", error)
+        _log.debug("cannot use the native backend: %s", error)
     if "torch" in sys.modules or importlib.util.find_spec("torch") is not None:
         backends.append(Backend.TORCH)
     forced = worker_settings().backend
@@ -105,5 +105,5 @@ def usable_backends() -> tuple[Backend, ...]:
         # PyTorch's Gloo lets the system choose its port.
         backends.remove(Backend.TORCH)
         if not backends:
-            _log.warning("elastic_driver: cannot keep to --port-range without the native extension")
+            _log.warning("elastic_driver: cannot honor --port-range without the native extension")
     return tuple(backends)

@@ -140,7 +140,7 @@ def resolve_op(*, average: bool | None, op: ReduceOp | None) -> ReduceOp:
     if op is None:
         return Average
     if not isinstance(op, ReduceOp):
-        raise TypeError(f"cannot reduce with {op!r}: op is one of Average, Sum, Adasum, Min, Max, Product")
+        raise TypeError(f"cannot reduce with {op!r}: op must be one of Average, Sum, Adasum, Min, Max, Product")
     return op
 
 

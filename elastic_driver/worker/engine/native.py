@@ -182,7 +182,7 @@ class NativeEngine:
         self._members: dict[int, tuple[int, ...]] = {}  # also of removed sets: numbers are not reused
         self._native: Any = None
         self.device_runner: Any = None  # runs operations on devices (torch/device/lane.py)
-        with self.failures("make its engine"):
+        with self.failures("create its engine"):
             self._native = self._module.Engine(
                 rank,
                 size,
@@ -292,7 +292,7 @@ class NativeEngine:
         Raises:
             HorovodInternalError: the round is broken or over.
         """
-        with self.failures("go on"):
+        with self.failures("continue"):
             turn: tuple[Any, ...] | None = self._native.next_turn(timeout_s)
         if turn is None:
             return None

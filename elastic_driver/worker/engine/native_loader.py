@@ -77,7 +77,8 @@ def _check_abi() -> None:
     if spec is not None and spec.origin is not None and spec.origin.endswith(_STABLE):
         since, this = (".".join(map(str, version)) for version in (_STABLE_SINCE, sys.version_info[:2]))
         raise ImportError(
-            f"{spec.origin} is for Python {since} and later, and this is {this}; install the package with this Python"
+            f"{spec.origin} is for Python {since} and later, but this is Python {this}; install the package with "
+            "this Python"
         )
 
 

@@ -82,13 +82,14 @@ def check_ends(group: Group, ends_of: Sequence[Sequence[Ends]]) -> None:
     if -1 in indices:
         stranger = ends_of[group.index][indices.index(-1)][1]
         raise HorovodInternalError(
-            f"cannot use the connections of torch's Gloo: {stranger} is connected to rank {group.members[group.index]} "
-            "and belongs to no rank of this job; the native extension would have sent it away"
+            f"cannot use the connections of torch's Gloo: {stranger} is connected to rank "
+            f"{group.members[group.index]} and belongs to no rank of this job; the native extension would have "
+            "rejected it"
         )
     if sorted(indices) != others:
         lacking = [group.members[index] for index in others if indices.count(index) != 1]
         raise HorovodInternalError(
-            f"cannot use the connections of torch's Gloo: there is not one, and no more, with rank {lacking[0]}"
+            f"cannot use the connections of torch's Gloo: expected exactly one with rank {lacking[0]}"
         )
 
 

@@ -213,7 +213,9 @@ class _Runner:
         if work is None or work.outcome.done():
             return
         self.stuck = True
-        _log.warning("elastic_driver: an aborted collective (%s) does not end; going on without its thread", work.title)
+        _log.warning(
+            "elastic_driver: an aborted collective (%s) did not end; continuing without its thread", work.title
+        )
         work.outcome.settle(None, error)
         for behind in self._engine.take_all(self):
             behind.outcome.settle(None, error)
@@ -405,7 +407,7 @@ class PlainEngine:
             raise self._error()
 
     def _error(self) -> HorovodInternalError | MemoryError:
-        text = f"cannot go on: {self._broken}"
+        text = f"cannot continue: {self._broken}"
         return MemoryError(text) if self._out_of_memory else HorovodInternalError(text)
 
     def note_out_of_memory(self) -> None:
@@ -433,7 +435,7 @@ class PlainEngine:
             if self._broken:
                 raise self._error()
             if self._left and work.state != _LEAVING:
-                raise HorovodInternalError("cannot go on: this rank has left the round")
+                raise HorovodInternalError("cannot continue: this rank has left the round")
             if runner.ended:
                 raise ValueError(f"cannot submit '{work.title}': its process set was removed")
             if work.key in runner.works:
@@ -463,10 +465,10 @@ class PlainEngine:
             runner = self._runners.get(operation.process_set)
             members = self._ranks.get(operation.process_set)
         if members is None:
-            raise ValueError(f"cannot use process set {operation.process_set}: there is none of this number")
+            raise ValueError(f"cannot use process set {operation.process_set}: it does not exist")
         if runner is None:
             raise ValueError(
-                f"cannot use process set {operation.process_set}: rank {self._rank} is none of its ranks "
+                f"cannot use process set {operation.process_set}: rank {self._rank} is not one of its ranks "
                 f"{list(members)}"
             )
         return runner
@@ -475,7 +477,7 @@ class PlainEngine:
         kind = operation.kind
         failure = f"cannot {kind.name.lower()} '{operation.name or kind.name.lower()}'"
         if kind is Kind.BROADCAST and operation.root not in members:
-            raise ValueError(f"{failure}: the root, rank {operation.root}, is none of the ranks {list(members)}")
+            raise ValueError(f"{failure}: the root, rank {operation.root}, is not one of the ranks {list(members)}")
         if kind is Kind.JOIN and operation.process_set != GLOBAL_SET:
             raise ValueError(f"{failure}: only all ranks together can join")
         if kind is Kind.ALLTOALL and len(operation.splits) != len(operation.tensors):
@@ -511,9 +513,9 @@ class PlainEngine:
         """Add a process set."""
         members = tuple(ranks)
         if number in self._ranks:
-            raise ValueError(f"cannot add process set {number}: there is one of this number")
+            raise ValueError(f"cannot add process set {number}: it already exists")
         if not members or len(set(members)) < len(members) or not all(0 <= rank < self._size for rank in members):
-            raise ValueError(f"cannot add a process set of ranks {list(members)}: the job has {self._size}")
+            raise ValueError(f"cannot add a process set of ranks {list(members)}: the job has {self._size} ranks ranks")
         self._sets_made += 1
         scope_end = f".set.{self._sets_made}.{number}"
 

@@ -49,7 +49,7 @@ class Link:
     def gather(self, data: Bytes, counts: Sequence[int]) -> Bytes:
         """Return the members' bytes, end to end."""
         if sum(counts) > sys.maxsize:
-            raise MemoryError(f"cannot gather {sum(counts)} bytes: memory has no addresses for them")
+            raise MemoryError(f"cannot gather {sum(counts)} bytes: they exceed the address space")
         output = np.empty(sum(counts), np.uint8)
         if output.nbytes:
             self.collectives.allgather(data, output, counts, timeout_s=self.limit_s)

@@ -80,7 +80,7 @@ def _difference(first: dict[str, Any], first_rank: int, other: dict[str, Any], o
     if first["name"] != other["name"]:
         return (
             say("name", repr(first["name"]), repr(other["name"]))
-            + " (without the native extension all ranks must submit operations in first order)"
+            + " (without the native extension all ranks must submit operations in the same order)"
         )
     tensors, other_tensors = first.get("tensors", []), other.get("tensors", [])
     if len(tensors) != len(other_tensors):

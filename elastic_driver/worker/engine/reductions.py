@@ -46,5 +46,5 @@ def engine_op(names: Iterable[str], op: ReduceOp) -> ReduceOp:
     """
     ops = {_BOOLEAN_OPS.get(op, op) if name == "bool" else op for name in names}
     if len(ops) > 1:
-        raise TypeError("cannot reduce booleans in one group with other values: group them apart")
+        raise TypeError("cannot reduce booleans in one group with other values: group them separately")
     return ops.pop() if ops else op

@@ -54,8 +54,8 @@ class Seal:
         """
         if not hmac.compare_digest(mark, computed):
             raise HorovodInternalError(
-                f"cannot use what came as {label} from rank {place.rank} in round {self.round_id}: it is not sealed "
-                "with this job's key, or is of another call"
+                f"cannot use the object received as {label} from rank {place.rank} in round {self.round_id}: it "
+                "is not sealed with this job's key, or belongs to another call"
             )
 
 

@@ -85,7 +85,7 @@ class Trace:
             try:
                 self._put(b"".join(b",\n" + json.dumps({"pid": self._rank} | event).encode() for event in events))
             except OSError as error:  # a full disk: no reason to end the training
-                _log.warning("elastic_driver: cannot go on with the timeline: %s", in_words(error))
+                _log.warning("elastic_driver: cannot continue the timeline: %s", in_words(error))
                 self._file.close()
                 self._file = None
 

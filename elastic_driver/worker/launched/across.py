@@ -80,24 +80,24 @@ def world(launch: Launch) -> Communicator:
         missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "mpi4py"
         if not missing:
             raise SettingsError(
-                f"cannot load mpi4py, which over several hosts tells ranks of each other: {error}"
+                f"cannot load mpi4py, which ranks on several hosts need to find each other: {error}"
             ) from error
-        how = "in a way that names no job" if launch.is_on_one_host else "over several hosts"
+        how = "without a job id" if launch.is_on_one_host else "on several hosts"
         raise SettingsError(
-            f"cannot join the job of {size} that {launch.launcher} has started {how}: there mpi4py tells them where "
-            f"rank 0 is, and it is not installed; {_INSTALL}"
+            f"cannot join the job of {size} that {launch.launcher} started {how}: its ranks need mpi4py to find "
+            f"rank 0, and it is not installed; {_INSTALL}"
         ) from None
     except (OSError, RuntimeError) as error:  # a wheel that finds no MPI library
         raise SettingsError(
-            f"cannot load the library of MPI, with which ranks learn where rank 0 is over several hosts: {error}"
+            f"cannot load the MPI library, which ranks on several hosts need to find rank 0: {error}"
         ) from error
     found: Communicator = MPI.COMM_WORLD
     if (launch.size and found.Get_size() != launch.size) or found.Get_rank() != launch.rank:
         vendor = MPI.get_vendor()[0]
         raise SettingsError(
-            f"cannot join the job of {launch.launcher}: this process is rank {launch.rank} of {launch.size} there, and "
-            f"rank {found.Get_rank()} of {found.Get_size()} to mpi4py, which uses {vendor}; let it use the same MPI "
-            "(MPI4PY_MPIABI, MPI4PY_LIBMPI), or install it for that one"
+            f"cannot join the job of {launch.launcher}: this process is rank {launch.rank} of {launch.size} "
+            f"there, but rank {found.Get_rank()} of {found.Get_size()} according to mpi4py, which uses {vendor}; "
+            "make mpi4py use the launcher's MPI (MPI4PY_MPIABI, MPI4PY_LIBMPI), or install it for that MPI"
         )
     return found
 

@@ -22,4 +22,4 @@ class JobClient(RendezvousClient):
         except (StaleRoundError, RendezvousClosedError, RendezvousTimeoutError):
             raise
         except RendezvousError as error:
-            raise RendezvousClosedError(f"rank 0 does not answer any more: {error}") from error
+            raise RendezvousClosedError(f"rank 0 no longer answers: {error}") from error

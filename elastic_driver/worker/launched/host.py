@@ -165,4 +165,4 @@ _kept: list[JobHost] = []
 
 
 def _report(error: BaseException) -> None:
-    _log.error("elastic_driver: an error of rank 0's server: %s", error, exc_info=error)
+    _log.error("elastic_driver: error in rank 0's server: %s", error, exc_info=error)

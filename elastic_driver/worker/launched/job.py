@@ -142,7 +142,9 @@ def meet_in(comm: across.Communicator, launch: Launch | None, settings: WorkerSe
         SettingsError: no job can be formed of this communicator.
     """
     if across.is_null(comm):
-        raise SettingsError("cannot init with a null communicator: this process is not in it, so it calls no init()")
+        raise SettingsError(
+            "cannot init with a null communicator: this process is not in it, so it must not call init()"
+        )
     if comm.Is_inter():
         raise SettingsError("cannot init with an intercommunicator: merge it first (comm.Merge())")
     if comm.Get_size() == 1:
@@ -191,8 +193,8 @@ def _check(ranks: Sequence[int], launch: Launch) -> None:
         raise SettingsError(f"cannot init with comm={shown}: expected ranks from 0 to {launch.size - 1}, each once")
     if launch.rank not in ranks:
         raise SettingsError(
-            f"cannot init with comm={shown}: this process is rank {launch.rank}, which is not among them, so it is "
-            "none of the job's and calls no init()"
+            f"cannot init with comm={shown}: this process is rank {launch.rank}, which is not among them, so it "
+            "does not belong to the job and must not call init()"
         )
 
 

@@ -56,7 +56,7 @@ def launch_of(environ: Mapping[str, str]) -> Launch | None:
     launch = _open_mpi(environ) or _hydra(environ) or _slurm(environ) or _other(environ)
     if launch is not None and launch.size and not launch.rank < launch.size:
         raise SettingsError(
-            f"cannot use what {launch.launcher} says of this process: rank {launch.rank} of {launch.size}"
+            f"cannot use the rank that {launch.launcher} gave this process: rank {launch.rank} of {launch.size}"
         )
     return launch
 
@@ -130,5 +130,5 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
     if not text and default is not None:
         return default
     if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
-        raise SettingsError(f"cannot use {name}={text[:40]!r}, which a launcher sets: it is no number")
+        raise SettingsError(f"cannot use {name}={text[:40]!r}, which a launcher sets: it is not a number")
     return int(text)

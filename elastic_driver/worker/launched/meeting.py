@@ -49,7 +49,7 @@ class Welcome:
 
     def __post_init__(self) -> None:
         if len(bytes.fromhex(self.secret)) != KEY_BYTES:
-            raise ValueError("its key has another length")
+            raise ValueError("its key has the wrong length")
 
 
 def meeting_name(job: str, ranks: Sequence[int]) -> str:
@@ -74,7 +74,7 @@ def claim(name: str) -> SocketFolder:
         return SocketFolder.named(name)
     except BlockingIOError as error:
         raise SettingsError(
-            "cannot meet the other ranks of this machine: another process has called init() as rank 0 of this job"
+            "cannot serve the other ranks on this machine: another process has called init() as rank 0 of this job"
         ) from error
 
 
@@ -111,11 +111,11 @@ def ask_rank_0(name: str, *, timeout_s: float) -> Welcome:
                 problems.append(error)
         why = "; ".join(map(in_words, problems))
         if all(isinstance(error, OtherUserError) for error in problems):
-            raise SettingsError(f"cannot meet rank 0: {why}") from problems[0]
+            raise SettingsError(f"cannot reach rank 0: {why}") from problems[0]
         if time.monotonic() > deadline:
             raise SettingsError(
-                f"cannot meet rank 0 within {timeout_s:g} s (HOROVOD_START_TIMEOUT): it has not called init() on this "
-                f"machine, or is in another container, for which mpi4py is needed ({why})"
+                f"cannot reach rank 0 within {timeout_s:g} s (HOROVOD_START_TIMEOUT): it has not called init() on "
+                f"this machine, or it is in another container, which requires mpi4py ({why})"
             ) from problems[0]
         # No event announces the socket.
         time.sleep(_AGAIN_S)

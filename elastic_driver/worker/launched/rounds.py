@@ -92,8 +92,9 @@ class LaunchedRounds:
         pid = self._pids.setdefault(rank, request.pid)
         if pid != request.pid:
             raise RendezvousClosedError(
-                f"process {request.pid} is none of the job's: rank {rank} is process {pid}. A process that a rank "
-                "starts has the launcher's variables, too; take them away for it, or do not call init() there"
+                f"process {request.pid} does not belong to the job: rank {rank} is process {pid}. A process "
+                "started by a rank inherits the launcher's variables; unset them for it, or do not call init() "
+                "in it"
             )
         future: asyncio.Future[NextRoundReply] = self._loop.create_future()
         placed = self._placed.get(rank)
@@ -157,9 +158,7 @@ class LaunchedRounds:
         common = [backend for backend in asked[0] if all(backend in other for other in asked)]
         if not common:
             names = " or ".join(Backend)
-            self._refuse_rounds(
-                f"the ranks have no backend in common ({names}): the package is not the same everywhere"
-            )
+            self._refuse_rounds(f"the ranks have no backend in common ({names}): the installed packages differ")
             return
         self._round_id = max(request.after_round for request in self._ready.values()) + 1
         assert self._store is not None

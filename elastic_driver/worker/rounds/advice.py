@@ -122,7 +122,7 @@ class Advice:
         try:
             self._decide(frame)
         except Exception:  # whatever fails here, training must not notice
-            _log.debug("elastic_driver: cannot advise", exc_info=True)
+            _log.debug("elastic_driver: cannot give advice", exc_info=True)
 
     def _decide(self, frame: FrameType | None) -> None:
         took_s = self._clock() - self._since
@@ -136,9 +136,9 @@ class Advice:
         elif not self._has_run and "run" not in self._is_told:
             self._is_told.add("run")
             self._say(
-                f"{_place(frame)} has {what} outside of elastic.run: when a worker is lost, all others "
-                "fail with HorovodInternalError instead of going on, and hosts that come are not used. Put the loop "
-                "into a function with @hvd.elastic.run, and commit its state (docs/first-script.md)"
+                f"{_place(frame)} has {what} outside of elastic.run: if a worker is lost, all others fail with "
+                "HorovodInternalError instead of continuing, and added hosts are not used. Put the loop into a "
+                "function decorated with @hvd.elastic.run, and commit its state (docs/first-script.md)"
             )
 
     def _judge_commits(self, function: Callable[..., object], what: str) -> None:
@@ -146,9 +146,9 @@ class Advice:
             return
         self._is_told.add("commit")
         self._say(
-            f"{_name_of(function)} has {what} and has no commit: when a worker is lost, the others go "
-            "back to the state that they began with; that hosts have come, or are to leave, is noticed at commits "
-            "only. Add this line to its loop, behind the step: state.commit()"
+            f"{_name_of(function)} has {what} without a commit: if a worker is lost, the others return to the "
+            "state that they started with, and added or leaving hosts are noticed only at commits. Add this line "
+            "to its loop, after the step: state.commit()"
         )
 
 

@@ -171,7 +171,9 @@ class Context:
         try:
             self.engine.start_timeline(path, mark_cycles=self._timeline.mark_cycles)
         except OSError as error:  # as in Horovod: no reason to end the training, least of all in a later round
-            _log.warning("elastic_driver: cannot write the timeline of HOROVOD_TIMELINE: %s", with_path(error))
+            _log.warning(
+                "elastic_driver: cannot write the timeline requested by HOROVOD_TIMELINE: %s", with_path(error)
+            )
 
     @property
     def engine(self) -> Engine:
@@ -283,7 +285,7 @@ class Context:
                 try:
                     listener()
                 except Exception:
-                    _log.exception("round %d: a listener to host updates failed", self.assignment.round_id)
+                    _log.exception("round %d: a listener for host updates failed", self.assignment.round_id)
 
     def disk(self) -> DiskReport | None:
         """Watch thread: return the report on commits on disk."""
@@ -413,8 +415,9 @@ class Context:
     def end_process(self) -> NoReturn:
         """End the process, because an operation of this round may still write to its memory."""
         end_process(
-            f"elastic_driver: an operation of round {self.assignment.round_id} did not end within {QUIESCE_S:g} s of "
-            "the round's end; this process ends, as that operation could overwrite its parameters at any time",
+            f"elastic_driver: an operation of round {self.assignment.round_id} did not end within {QUIESCE_S:g} s "
+            "of the round's end; ending this process, because that operation could overwrite its parameters at "
+            "any time",
             _STUCK_EXIT_CODE,
         )
 
@@ -471,7 +474,7 @@ class Context:
             companion.abandon()
 
     def _error(self) -> HorovodInternalError:
-        return HorovodInternalError(f"cannot go on: {self._broken}")
+        return HorovodInternalError(f"cannot continue: {self._broken}")
 
     def _connect(self) -> None:
         try:

@@ -119,9 +119,9 @@ class CurrentRound:
         """Raise ForkedProcessError in a process that was forked from a worker."""
         if self._inherited is not None:
             raise ForkedProcessError(
-                f"cannot act for rank {self._inherited.slot.rank} in process {os.getpid()}: it was forked from process "
-                f"{self._inherited.pid}, which called init(); collectives, commits and steps of a distributed "
-                "optimizer belong to that one, and this one has its numbers (rank, size) only"
+                f"cannot act for rank {self._inherited.slot.rank} in process {os.getpid()}: it was forked from "
+                f"process {self._inherited.pid}, which called init(); collectives, commits and steps of a "
+                "distributed optimizer belong to that process, and this one only has its numbers (rank, size)"
             )
 
     def drop_inherited(self) -> None:
@@ -189,7 +189,9 @@ class CurrentRound:
 
 
 def _refuse() -> None:
-    raise RuntimeError("there is no round yet: this process comes while others train, and prepares for theirs")
+    raise RuntimeError(
+        "there is no round yet: this process is joining a running job, and is preparing for its next round"
+    )
 
 
 _current = CurrentRound()

@@ -54,7 +54,7 @@ def install(ask: Callable[[str], bool]) -> None:
             try:
                 may_stay = ask(signal.Signals(number).name)
             except Exception:
-                _log.exception("cannot ask the driver whether this worker may leave; it ends")
+                _log.exception("cannot ask the driver whether this worker may leave; the worker ends")
                 may_stay = False
             if not may_stay:
                 # Only the main thread can remove the handler. A signal that arrives between its check for signals and

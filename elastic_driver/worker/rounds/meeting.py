@@ -43,7 +43,7 @@ class RoundMeeting:
             return value
         value_of_root = self._client.get(self._round_id, scope, "0", wait_s=self._timeout_s)
         if value_of_root is None:
-            raise RendezvousTimeoutError(f"rank 0 of round {self._round_id} did not come within {self._timeout_s:g} s")
+            raise RendezvousTimeoutError(f"rank 0 of round {self._round_id} did not join within {self._timeout_s:g} s")
         return value_of_root
 
     def put(self, scope: str, key: str, value: bytes) -> None:

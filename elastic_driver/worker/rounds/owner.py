@@ -16,7 +16,7 @@ from elastic_driver.system.process_name import ProcessName
 from elastic_driver.worker.settings import worker_settings
 
 # From /proc/PID/stat (proc(5)); all other states are reported as running.
-_STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "blocked, perhaps by a disk that hangs"}
+_STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "blocked, perhaps on a hanging disk"}
 
 
 class Owner:
@@ -65,7 +65,7 @@ class Owner:
             since, self._silent_since = self._silent_since, None
             self._answered_at = time.monotonic()
         if since is not None:
-            _say(f"the driver answers again after {time.monotonic() - since:.0f} s; going on")
+            _say(f"the driver answers again after {time.monotonic() - since:.0f} s; continuing")
 
 
 def _say(text: str) -> None:

@@ -41,10 +41,10 @@ class ProcessSet:
         given: Any = ranks_or_comm  # callers may pass anything
         numbers = list(given) if isinstance(given, Iterable) else [given]
         if not isinstance(given, Iterable) or any(type(rank) is not int or rank < 0 for rank in numbers):
-            raise ValueError(f"cannot make a process set of {given!r}: it takes a list of ranks")
+            raise ValueError(f"cannot make a process set of {given!r}: expected a list of ranks")
         self.ranks: list[int] = sorted(numbers)
         if len(set(self.ranks)) < len(self.ranks):
-            raise ValueError(f"cannot make a process set of {self.ranks}: a rank is there twice")
+            raise ValueError(f"cannot make a process set of {self.ranks}: a rank appears twice")
         self.process_set_id: int | None = None
 
     def size(self) -> int | None:
@@ -61,7 +61,7 @@ class ProcessSet:
             return None
         own_rank = current_round().slot.rank
         if own_rank not in self.ranks:
-            raise ValueError(f"cannot say a rank in {self}: this process, rank {own_rank}, is not part of it")
+            raise ValueError(f"cannot return a rank in {self}: this process, rank {own_rank}, is not part of it")
         return self.ranks.index(own_rank)
 
     def included(self) -> bool:
@@ -200,7 +200,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     if not key or key[-1] >= context.slot.size:
         raise ValueError(f"cannot add the process set {list(key)}: the job has ranks 0 to {context.slot.size - 1}")
     if key in _added or (key not in _numbers and len(key) == context.slot.size):
-        raise ValueError(f"cannot add the process set {list(key)}: there is one of these ranks")
+        raise ValueError(f"cannot add the process set {list(key)}: a set of these ranks already exists")
     if key not in _numbers:
         number = _last_number + 1
         _compare(context, key)

@@ -155,8 +155,8 @@ class Runtime:
         self._has_said_fixed = True
         by = self._launched.launch.launcher if self._launched.launch is not None else "MPI"
         print(
-            f"elastic_driver: this job was started by {by}, so its ranks stay as they are: when one is lost, "
-            "elastic.run raises HorovodInternalError (elasticrun would go on without it)",
+            f"elastic_driver: this job was started by {by}, so its ranks are fixed: if one is lost, elastic.run "
+            "raises HorovodInternalError (elasticrun would continue without it)",
             file=sys.stderr,
             flush=True,
         )
@@ -179,8 +179,8 @@ class Runtime:
         if settings.warm:
             # It has no place in the job: it would begin a training of its own and overwrite the job's files.
             raise SettingsError(
-                "this process was to be held in its start, but its Python has not imported the sitecustomize that does "
-                "so; use --no-preload"
+                "this process was to be held at its start, but its Python did not import the sitecustomize that "
+                "holds it; use --no-preload"
             )
         self._timeline = TimelineSettings(settings.timeline, settings.timeline_mark_cycles)
         _install_exit()
@@ -209,8 +209,8 @@ class Runtime:
         if self._is_forked and (read_worker_settings().rendezvous or launch_of(os.environ) is not None):
             self._current.refuse_if_forked()
             raise ForkedProcessError(
-                "cannot init in a process that was forked from a worker: it would take the worker's place in the job; "
-                "rank and size may be asked for without init()"
+                "cannot init in a process that was forked from a worker: it would take the worker's place in the "
+                "job; rank() and size() work without init()"
             )
         self._current.drop_inherited()
 
@@ -250,9 +250,9 @@ class Runtime:
             client.close()
         if any(worker.get("running") for worker in workers):
             raise RuntimeError(
-                "a collective operation was called outside of elastic.run, in a worker that has come while others "
-                "train: none of them will ever take part in it. Move it into the training function; what all ranks "
-                "must begin with belongs into the state, which is synced"
+                "a collective operation was called outside of elastic.run, in a worker that joins a running job: "
+                "the other workers will never take part in it. Move it into the training function; values that "
+                "all ranks must start with belong in the state, which is synced"
             )
 
     def ask_to_leave(self, name: str) -> bool:
@@ -379,7 +379,7 @@ class Runtime:
             self._client.running(RunningReport(self._worker, round_id, commits, self._begins_another))
             self._begins_another = False
         except StaleRoundError as error:
-            raise HorovodInternalError(f"the driver went on without this worker: {error}") from error
+            raise HorovodInternalError(f"the driver continued without this worker: {error}") from error
 
     def report_disk(self, report: Callable[[], DiskReport | None]) -> None:
         """Set the function that gives the report on commits on disk; it may be called in any thread."""
@@ -509,7 +509,7 @@ class Runtime:
             case RoundAssignment():
                 return reply if self._launched is None else self._launched.place(reply)
             case Removed():
-                self._say(f"has no place in the next round ({reply.reason}); it ends with exit code 0")
+                self._say(f"has no slot in the next round ({reply.reason}); it exits with code 0")
             case JobOver():
                 # The driver itself reports why the job is over, once for all workers.
                 _log.info("elastic_driver: worker %s ends: the job is over (%s)", self._worker, reply.reason)
@@ -576,7 +576,7 @@ def _ranks_in(comm: object) -> tuple[int, ...] | None:
         ranks = tuple(map(index, comm))  # type: ignore[call-overload]
     except TypeError:
         raise SettingsError(
-            f"cannot init with comm of type {type(comm).__name__}: expected a communicator of mpi4py, or ranks"
+            f"cannot init with comm of type {type(comm).__name__}: expected an mpi4py communicator, or ranks"
         ) from None
     return ranks or None
 
@@ -585,8 +585,8 @@ def _refuse_comm(comm: object) -> None:
     """Reject comm: under a driver the ranks cannot be chosen."""
     if comm is not None and (across.is_communicator(comm) or _ranks_in(comm) is not None):
         raise SettingsError(
-            "cannot init with comm: the job is all processes that elasticrun started; for a part of them use process "
-            "sets, or start the job with mpirun"
+            "cannot init with comm: the job consists of all processes that elasticrun started; for some of them "
+            "use process sets, or start the job with mpirun"
         )
 
 

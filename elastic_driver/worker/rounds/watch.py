@@ -102,7 +102,7 @@ class Watch:
                 notice = self._client.watch(request, wait_s=self._poll_s)
             except StaleRoundError as error:
                 if not self._stopped.is_set():
-                    self._listener.on_abort(f"the driver went on without this worker: {error}")
+                    self._listener.on_abort(f"the driver continued without this worker: {error}")
                 return
             except RendezvousClosedError as error:
                 if not self._stopped.is_set():
@@ -113,7 +113,7 @@ class Watch:
                     return
                 if not reported:
                     _log.warning(
-                        "elastic_driver: round %d: cannot watch the driver, trying on: %s", self._round_id, error
+                        "elastic_driver: round %d: cannot watch the driver, retrying: %s", self._round_id, error
                     )
                     reported = True
                 self._stopped.wait(_RETRY_S)

@@ -611,7 +611,7 @@ def test_under_a_limit_of_memory_a_job_runs_or_says_why_not(kilobytes: int) -> N
     assert done.stderr
 
 
-NO_CERTIFICATE = "cannot make the certificate for other machines: "
+NO_CERTIFICATE = "cannot create the certificate for other machines: "
 
 
 @pytest.mark.parametrize("words", ["-np 1 --accept-agents true", "rendezvous --port 0"])

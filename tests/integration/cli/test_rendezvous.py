@@ -32,7 +32,7 @@ JOIN = NodeRequest(Saying.JOIN, "j", Member("n", "host", "127.0.0.1", 1), Terms(
         ("--port 70000", "is not within 0 to 65535"),
         ("--port 0 --host 0.0.0.0", "needs a token: give --token-file FILE"),
         ("--port 0 --host ::", "needs a token"),
-        ("--port 0 --token-file short", "it has 5 characters, and 16 are the least"),
+        ("--port 0 --token-file short", "it has 5 characters; at least 16 are required"),
         ("--port 0 --token-file no/such/folder", "cannot write a token"),
         ("--port 0 --host 192.0.2.1 --token-file token", "cannot listen on 192.0.2.1"),
     ],
@@ -56,16 +56,16 @@ def test_it_asks_for_the_token_that_it_was_given(tmp_path: Path) -> None:
         operator = Credential(Identity(Role.OPERATOR), JobKey(TOKEN.encode()).of(Identity(Role.OPERATOR)))
         joiner = Credential(Identity(Role.JOINER), bytes(32))
         for stranger, why in (
-            (member(""), "it asks for a token, and none was given"),
+            (member(""), "it requires a token, and none was given"),
             (member(f"{TOKEN}."), "its token is not the one that was given"),
-            (operator, "the driver there refuses: nobody may authenticate here as operator; is it"),
+            (operator, "the driver there rejected the connection: unknown operator; does it belong"),
             (
                 joiner,
-                "the driver there refuses: no host can join here, without a job that was started with --accept",
+                "the driver there rejected the connection: hosts cannot join here: this is not a job that was started ",
             ),
         ):
             client = RendezvousClient(rendezvous.url, stranger, patience_s=PATIENCE_S, stranger_s=0.0)
-            with pytest.raises(RendezvousError, match=f"cannot ask the driver at 127.0.0.1 port .*: {why}"):
+            with pytest.raises(RendezvousError, match=f"cannot contact the driver at 127.0.0.1 port .*: {why}"):
                 client.say_node(JOIN.to_json())
             client.close()
         assert friend.jobs() == {}, "no stranger was heard"

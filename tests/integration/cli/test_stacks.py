@@ -76,4 +76,4 @@ def test_a_driver_that_cannot_be_asked_is_one_line(runtime: Path, capsys: pytest
         assert main(["stacks"]) == 2  # an elasticrun without this route
         posting.remove()
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("elasticrun: error: job 1f: the driver refused the request (404): ")
+    assert line.startswith("elasticrun: error: job 1f: the driver rejected the request (404): ")

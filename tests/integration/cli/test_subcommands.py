@@ -155,9 +155,9 @@ def test_over_tls_with_the_certificate_of_the_job_only(
         assert main(["end", "--driver", other, "--token-file", str(token)]) == 2
         [line] = capsys.readouterr().err.splitlines()
         assert line == (
-            f"elasticrun: error: cannot ask the driver at 127.0.0.1 port {service.port}: the certificate there is not "
-            "the one that the URL names: another driver answers there, or it was started anew; use the URL that "
-            "elasticrun jobs --write-token FILE, on the driver's machine, prints"
+            f"elasticrun: error: cannot contact the driver at 127.0.0.1 port {service.port}: the certificate there "
+            "does not match the fingerprint in the URL: another driver answers there, or the driver was "
+            "restarted; use the URL that elasticrun jobs --write-token FILE, on the driver's machine, prints"
         )
         assert service.handler.ends == 2
         posting.remove()
@@ -180,14 +180,14 @@ def test_a_stolen_port_is_told(
             ):
                 assert main([*words, "--driver", f"{url}{mark}", "--token-file", str(token)]) == 2
                 [line] = capsys.readouterr().err.splitlines()
-                assert line == f"elasticrun: error: cannot ask the driver at 127.0.0.1 port {service.port}: {said}"
+                assert line == f"elasticrun: error: cannot contact the driver at 127.0.0.1 port {service.port}: {said}"
         assert (service.handler.ends, service.handler.drained) == (0, [])
 
 
 def test_http_is_warned_of_once_as_of_other_things() -> None:
     words = ("--driver", "http://127.0.0.1:1", "--driver", "http://127.0.0.1:2", "--slots", "1")
     warning = (
-        "elasticrun: warning: http:// in a driver's URL is read as https://, since drivers speak TLS only: write "
+        "elasticrun: warning: http:// in the driver's URL is read as https://, because drivers only speak TLS: write "
         "https://"
     )
     for command in (("join", *words), ("status", *words[:2], "--token-file", "/no/such")):
@@ -303,7 +303,7 @@ def test_which_job_is_meant(run: Callable[[list[str]], int], monkeypatch: pytest
         ("status --token-file x", "--driver and --token-file must be given together"),
         ("status 1f --driver http://a:1 --token-file x", "--driver selects the job: drop the job id"),
         ("status --driver a:1 --token-file x", "argument --driver: cannot read 'a:1' as the driver's address"),
-        ("status --driver http://a:1 --token-file /no/such", "cannot read the token's file /no/such: No such file"),
+        ("status --driver http://a:1 --token-file /no/such", "cannot read the token file /no/such: No such file"),
         ("status --driver http://a:1 --token-file /dev/null", "it does not hold a key of 64 hexadecimal digits"),
         ("end", "no job given: name one by its id"),
         ("end --driver", "argument --driver: expected one argument"),
@@ -334,7 +334,7 @@ def test_each_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("jobs --token-file x", "--token-file needs --write-reader-token"),
         ("jobs --write-reader-token r --token-file x 1f", "and excludes JOB"),
-        ("jobs --write-reader-token r --token-file /no/such", "cannot read the token's file /no/such"),
+        ("jobs --write-reader-token r --token-file /no/such", "cannot read the token file /no/such"),
         ("jobs --write-reader-token r", "no job of yours runs on this machine"),
     ],
 )

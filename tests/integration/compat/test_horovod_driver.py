@@ -296,7 +296,7 @@ def test_slots_and_hosts_are_waited_for(make: Make) -> None:
 
 def test_slots_that_never_come(make: Make) -> None:
     driver, rendezvous = make(FixedHosts({"host-1": 1}), timeout=0.2)
-    with pytest.raises(TimeoutError, match=r"cannot find 2 slots on 1 hosts within 0\.2 s: there are 1 on 1"):
+    with pytest.raises(TimeoutError, match=r"cannot find 2 slots on 1 hosts within 0\.2 s: found 1 on 1"):
         driver.wait_for_available_slots(2)
     with pytest.raises(TimeoutError):
         driver.start(2, lambda slot, events: ended())

@@ -161,7 +161,7 @@ class TestHistory:
         assert "3 -> 1 worker, host 127.0.0.1 lost" in history.said
         lines = history.said.splitlines()
         # Who is removed later, or stopped at the end, says that.
-        own = re.compile(r"has no place in the next round|it is being stopped")
+        own = re.compile(r"has no slot in the next round|it is being stopped")
         ranks = [line for line in lines if "]<stderr>:" in line and not own.search(line)]
         assert ranks == [], "the survivors have nothing to add, nor has anybody to the end"
         assert lines[-2] == "elasticrun: job ended: interrupted by SIGINT (exit code 130)"

@@ -187,7 +187,7 @@ def test_a_stranger_at_the_endpoint(tmp_path: Path, answer: bytes) -> None:
                 node = job.start("a", env=env, node_rank=1, conf=conf)
                 assert node.wait() == (2 if answer else 1), node.err
                 assert (
-                    "it is another program, or an elastic_driver of another version; check that the port is the job's"
+                    "it is another program, or another version of elastic_driver; check that the port is the job's"
                     if answer
                     else "gives up to wait for the driver"
                 ) in node.err

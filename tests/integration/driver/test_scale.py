@@ -125,7 +125,7 @@ def test_a_member_dies_while_the_others_connect() -> None:
 def test_too_few_open_files_are_said_at_the_start() -> None:
     async def main() -> None:
         server = RendezvousServer([])
-        with pytest.raises(SettingsError, match=r"cannot serve 1000000000 workers: that takes 8000000256 open files"):
+        with pytest.raises(SettingsError, match=r"cannot serve 1000000000 workers: they need 8000000256 open files"):
             await server.start("127.0.0.1", 0, workers=1_000_000_000, descriptors_each=5)
 
     uvloop.run(main())
@@ -142,7 +142,7 @@ def test_too_few_open_files_for_as_many_as_there_may_come_to_be_are_told() -> No
 
     uvloop.run(main())
     assert len(told) == 1
-    assert re.match(r"there is room for \d+ workers, and the job may come to have 1000000000: that takes 8000", told[0])
+    assert re.match(r"there is room for only \d+ workers, and the job may grow to 1000000000: they need 8000", told[0])
 
 
 @pytest.mark.parametrize(

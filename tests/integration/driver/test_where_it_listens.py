@@ -251,7 +251,7 @@ def test_what_somebody_removes_of_it_comes_back(tmp_path: Path, runtime: Path) -
             remove(path.parent)
         remove(file.parent)
         for path in (where, agent):
-            told = f"{path} was removed (does something clean up there?); it was made anew"
+            told = f"{path} was removed (does a cleanup job run there?); it was re-created"
             job.wait_for("a word of it", functools.partial(is_said, job, told))
         job.wait_for("the job's file", file.exists)
         assert ", running, " in elasticrun("status").stdout

@@ -647,7 +647,7 @@ def test_a_stranger_is_not_told_anything(tmp_path: Path) -> None:
         async with scene(tmp_path) as one:
             code, text = await one.agent(one.driver.bootstrap(key="00" * 32)).ends()
             assert code == 2
-            assert "does not prove to be this job's driver" in text
+            assert "did not prove to be this job's driver" in text
 
     act(main)
 
@@ -668,14 +668,14 @@ SHUT_OUT: dict[str, tuple[dict[str, Any], int, str]] = {
     "another driver": (
         {"fingerprint": "ab" * 32},
         2,
-        "cannot join the job at URL: the certificate there is not the one that the URL names: another driver answers "
-        "there, or it was started anew; use the URL that the driver prints",
+        "cannot join the job at URL: the certificate there does not match the fingerprint in the URL: another driver "
+        "answers there, or the driver was restarted; use the URL that the driver prints",
     ),
     "a job that nobody joins": (
         {"takes_joiners": False},
         2,
-        "cannot join the job at URL: what answers there refuses: no host can join here, without a job that was started "
-        "with --accept-agents",
+        "cannot join the job at URL: the server there rejected the connection: hosts cannot join here: this is not "
+        "a job that was started with --accept-agents",
     ),
     "another node's token": (
         {"key": "00" * 32, "alike": {"--nnodes": "2"}},
@@ -686,8 +686,8 @@ SHUT_OUT: dict[str, tuple[dict[str, Any], int, str]] = {
     "another driver, and no time to see whether it stays": (
         {"fingerprint": "ab" * 32, "first_s": 0.2},
         1,
-        "cannot reach the driver: URL: the certificate there is not the one that the URL names: another driver answers "
-        "there, or it was started anew; check that this is its URL and that it is running",
+        "cannot reach the driver: URL: the certificate there does not match the fingerprint in the URL: another driver "
+        "answers there, or the driver was restarted; check that this is its URL and that it is running",
     ),
     "nobody": (
         {"urls": ("https://127.0.0.1:1",), "first_s": 0.2},
@@ -726,8 +726,9 @@ def test_a_dialled_agent_says_it_to_its_driver(tmp_path: Path) -> None:
             bootstrap = one.driver.bootstrap(fingerprint="ab" * 32)
             assert await one.agent(bootstrap).ends() == (
                 2,
-                f"elastic_driver agent: cannot reach the driver at {bootstrap.urls[0]}: the certificate there is not "
-                "the one that the URL names: another driver answers there, or it was started anew\n",
+                f"elastic_driver agent: cannot reach the driver at {bootstrap.urls[0]}: the certificate there "
+                "does not match the fingerprint in the URL: another driver answers there, or the driver was "
+                "restarted\n",
             )
 
     act(main)
@@ -762,7 +763,7 @@ def test_an_agent_that_is_given_nothing_says_so() -> None:
         )
         _, text = await process.communicate(b"")
         assert process.returncode == NOTHING_GIVEN
-        assert text == b"elastic_driver agent: nothing has arrived on its standard input\n"
+        assert text == b"elastic_driver agent: received nothing on standard input\n"
 
     act(main)
 
@@ -778,7 +779,7 @@ def test_what_is_no_bootstrap(tmp_path: Path, given: bytes) -> None:
         )
         _, text = await process.communicate(given)
         assert process.returncode == 2
-        assert text.startswith(b"elastic_driver agent: cannot read what this agent was given")
+        assert text.startswith(b"elastic_driver agent: cannot read this agent's parameters")
         assert text.count(b"\n") == 1
 
     act(main)

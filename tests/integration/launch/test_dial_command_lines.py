@@ -169,7 +169,7 @@ def test_where_nothing_arrives_the_next_agent_has_a_ticket(
         child = await dialler.dial("b", BOOTSTRAP)
         assert not dialler.shows_bootstrap("b")
         failure = await child.failed
-        assert ("nothing has arrived on its standard input" in failure.reason) == (says == "words")
+        assert ("received nothing on standard input" in failure.reason) == (says == "words")
         assert dialler.shows_bootstrap("b") == (bootstrap_on is None)
         assert not dialler.shows_bootstrap("c"), "that is another host"
 

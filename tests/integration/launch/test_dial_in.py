@@ -30,7 +30,7 @@ pytestmark = pytest.mark.integration
 AGENT = Identity(Role.AGENT, number="ab" * 16)
 KEY = b"an agent's key of thirty-two byte"[:32]
 CREDENTIAL = Credential(AGENT, KEY)
-PROVES_NOTHING = "does not prove to be this job's driver"
+PROVES_NOTHING = "did not prove to be this job's driver"
 OTHER = Certificate.new()
 
 
@@ -122,7 +122,7 @@ def test_to_another_certificate_nothing_is_said() -> None:
 
     with listening(connection) as url:
         said = refused(url.url, url.fingerprint, kind=OtherCertificateError)
-    assert "the certificate there is not the one that the URL names" in said
+    assert "the certificate there does not match the fingerprint in the URL" in said
     assert "token" not in said
     assert b"".join(got) == b""
 
@@ -209,7 +209,7 @@ STRANGERS = {
     "more than a challenge": (over_tls(more_than_a_challenge), PROVES_NOTHING),
     "refusal": (
         over_tls(say(refusal("nobody has this name\n\x1b"))),
-        "what answers there refuses: nobody has this name??",
+        "the server there rejected the connection: nobody has this name??",
     ),
     "endless refusal": (over_tls(say(b"\x01\xff\xff" + bytes(100_000))), PROVES_NOTHING),
     "http": (over_tls(say(b"HTTP/1.1 400 Bad Request\r\n\r\n")), PROVES_NOTHING),

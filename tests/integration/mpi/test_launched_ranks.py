@@ -83,7 +83,7 @@ def test_a_rank_that_dies_ends_the_job_at_once(tmp_path: Path, dies: int) -> Non
         assert codes == [-signal.SIGKILL if rank == dies else 1 for rank in range(3)]
         assert sorted(job.answers("error")) == [rank for rank in range(3) if rank != dies]
         said = "".join(job.said(rank) for rank in range(3))
-        assert said.count("its ranks stay as they are") == 1
+        assert said.count("its ranks are fixed") == 1
         assert "HorovodInternalError" in said
 
 
@@ -146,7 +146,7 @@ def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
 def test_rank_0_that_does_not_come_is_waited_for_so_long(tmp_path: Path) -> None:
     with Ranks(tmp_path, 2, "meet", only=[1], HOROVOD_START_TIMEOUT="1") as job:
         assert job.wait() == [1]
-        assert "cannot meet rank 0 within 1 s" in job.said(1)
+        assert "cannot reach rank 0 within 1 s" in job.said(1)
 
 
 def test_a_job_of_the_same_name_after_one_that_was_killed(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_stranger_in_place_of_rank_0_is_told_nothing_and_not_believed(tmp_path
             if everywhere:
                 assert ranks.wait() == [1, 1]
                 assert "cannot make a folder for sockets" in ranks.said(0)
-                assert "cannot meet rank 0" in ranks.said(1)
+                assert "cannot reach rank 0" in ranks.said(1)
                 for rank in (0, 1):
                     assert f"{folders[0]} belongs to user nobody, and this process to user " in ranks.said(rank)
             else:
@@ -300,7 +300,7 @@ def test_a_list_of_ranks_is_the_job(tmp_path: Path) -> None:
         ("[1]", "this process is rank 0, which is not among them"),
         ("[0, 2]", "expected ranks from 0 to 1, each once"),
         ("[0, 0]", "expected ranks from 0 to 1, each once"),
-        ('"all"', "expected a communicator of mpi4py, or ranks"),
+        ('"all"', "expected an mpi4py communicator, or ranks"),
     ],
 )
 def test_what_is_no_list_of_ranks_is_refused(tmp_path: Path, comm: str, text: str) -> None:
@@ -325,7 +325,7 @@ def test_under_a_driver_there_is_no_choice_of_ranks(tmp_path: Path) -> None:
     env = environment(tmp_path, COMM="[0, 1]", **(driver | place_in("job", 0, 2)))
     done = subprocess.run([sys.executable, str(PROGRAM), "refused"], env=env, timeout=60)
     assert done.returncode == 0
-    assert "the job is all processes that elasticrun started" in (tmp_path / "0.jsonl").read_text()
+    assert "the job consists of all processes that elasticrun started" in (tmp_path / "0.jsonl").read_text()
 
 
 @pytest.mark.slow
@@ -353,7 +353,7 @@ def test_over_several_hosts_it_is_said_what_to_install(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert "cannot join the job of 4 ranks that Open MPI's mpirun has started over several hosts" in last
+    assert "cannot join the job of 4 ranks that Open MPI's mpirun started on several hosts" in last
     assert last.endswith("pip install 'elastic_driver[mpi]'")
 
 

@@ -50,11 +50,11 @@ def test_a_stranger_is_not_served_and_a_stranger_s_server_is_not_asked(
     identity = Identity(Role.WORKER, WORKERS[1])
     url = DriverUrl.parse(welcome.url)
     if knows_the_certificate:
-        key, why = JobKey.new().of(identity), "does not prove to be this job's driver"
+        key, why = JobKey.new().of(identity), "did not prove to be this job's driver"
     else:
         key, why = (
             JobKey(bytes.fromhex(welcome.secret)).of(identity),
-            "the certificate there is not the one that the URL names",
+            "the certificate there does not match the fingerprint in the URL",
         )
         url = DriverUrl(url.url, "ab" * 32)
     client = RendezvousClient(str(url), Credential(identity, key), patience_s=0.5)

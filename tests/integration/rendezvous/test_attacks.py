@@ -410,7 +410,7 @@ def test_who_is_refused_and_stays_makes_room_for_others() -> None:
     with serving(limits=ServerLimits(connections=6)) as service, ExitStack() as stack:
         for _ in range(7):
             caller = stack.enter_context(calling(service))
-            assert read_refusal(caller.ask(caller.proof("nobody"))).startswith("nobody may authenticate here")
+            assert read_refusal(caller.ask(caller.proof("nobody"))).startswith("this name cannot authenticate here")
         assert is_served(service)
 
 
@@ -451,7 +451,7 @@ def test_a_browser_behind_a_forwarded_socket_neither_reads_nor_acts(loop: str) -
                 local.connect(str(folder.path / "here.sock"))
                 local.sendall(sent)
                 with suppress(ConnectionResetError):
-                    assert read_refusal(local.recv(4096)).startswith("cannot read request: it does not begin like one")
+                    assert read_refusal(local.recv(4096)).startswith("cannot read request: it does not start like one")
                     assert local.recv(4096) == b""
         assert service.handler.ends == 0
         service.until(lambda: not service.connections, "all have gone")

@@ -154,7 +154,7 @@ def test_nothing_is_done_before_the_response(service: MemoryService, peer: Memor
 
 def test_a_driver_of_another_job_does_not_prove_itself(service: MemoryService, peer: MemoryPeer) -> None:
     proof = peer.prove(key=bytes(32))
-    with pytest.raises(RendezvousProtocolError, match="does not prove to be this job's driver"):
+    with pytest.raises(RendezvousProtocolError, match="did not prove to be this job's driver"):
         proof.response(peer.begin(proof))
 
 
@@ -176,7 +176,7 @@ def test_a_driver_of_another_job_does_not_prove_itself(service: MemoryService, p
 def test_names_that_nobody_has(service: MemoryService, peer: MemoryPeer, name: str) -> None:
     peer._identity = name  # type: ignore[assignment]
     proof = peer.prove(key=bytes(32))
-    with pytest.raises(RefusedAuthenticationError, match="nobody may authenticate here"):
+    with pytest.raises(RefusedAuthenticationError, match="this name cannot authenticate here"):
         proof.response(peer.begin(proof))
     assert peer.is_closed()
 
@@ -222,7 +222,7 @@ def test_no_room_is_told_in_a_refusal() -> None:
     with serving_in_memory(limits=ServerLimits(connections=1)) as service, MemoryPeer(service) as worker:
         assert worker.ask("GET", "/v1/status").status == 200
         with MemoryPeer(service) as late:
-            assert refused(late) == "the driver has 1 connections already; try again"
+            assert refused(late) == "the driver already has 1 connections; try again"
 
 
 def test_agents_speak_frames_at_once_and_all_others_http(service: MemoryService) -> None:
@@ -272,7 +272,7 @@ def test_each_role_may_what_the_routes_say(service: MemoryService, role: Role, r
 def test_a_worker_speaks_for_itself_only(service: MemoryService, route: str) -> None:
     with MemoryPeer(service, Identity(Role.WORKER, WorkerId("a", 0, 1))) as peer:
         answer = peer.ask("POST", f"/v1/{route}", BODIES[route])
-    assert (answer.status, answer.error) == (403, "worker a[0]#1 may not speak for worker a[0]")
+    assert (answer.status, answer.error) == (403, "worker a[0]#1 may not act for worker a[0]")
     handler = service.handler
     assert [*handler.next_rounds, *handler.watches, *handler.reports, *handler.left] == []
 
@@ -315,7 +315,7 @@ def test_no_room_is_told_once_with_what_to_do() -> None:
         for one in peers:
             one.close()
     assert len(service.full) == 1
-    assert "no room for more connections than 2" in service.full[0]
+    assert "the limit of 2 connections is reached" in service.full[0]
     assert "ulimit -Hn" in service.full[0]
 
 
@@ -368,7 +368,7 @@ def test_a_client_of_an_older_version_is_told_so(is_encrypted: bool) -> None:
         peer.send(request("GET", "/v1/hello", b"", "Elastic-Hello operator 0123456789abcdef0123456789abcdef"))
         answer = peer.read()
         assert answer.status == 426
-        assert f"have to be of the driver's version, which is {__version__}" in answer.error
+        assert f"must have the driver's version, {__version__}" in answer.error
 
 
 def _address_of_this_machine() -> str:

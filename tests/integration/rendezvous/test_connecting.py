@@ -32,7 +32,7 @@ from tests.support.fakes.scripted_driver import authenticate, listening, over_tl
 
 pytestmark = pytest.mark.integration
 
-STRANGER = "what answers there does not prove to be this job's driver"
+STRANGER = "the server there did not prove to be this job's driver"
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 16\r\n\r\n{"explain": "x"}'
 
 
@@ -84,7 +84,7 @@ def test_to_another_certificate_nothing_is_said() -> None:
 
     with (
         listening(over_tls(script, other)) as url,
-        pytest.raises(OtherCertificateError, match="the certificate there is not the one that the URL names"),
+        pytest.raises(OtherCertificateError, match="the certificate there does not match the fingerprint in the URL"),
     ):
         connect(url, credential(), timeout_s=PATIENCE_S)
     assert got == [b""]
@@ -145,12 +145,12 @@ STRANGERS = {
     "old TLS": lambda connection: _old_tls(connection),
 }
 WORDS = {
-    "refusal": r"what answers there refuses: nobody has this name\?\?",
-    "nothing": "it has ended the connection",
-    "half a challenge": "it has ended the connection",
+    "refusal": r"the server there rejected the connection: nobody has this name\?\?",
+    "nothing": "it closed the connection",
+    "half a challenge": "it closed the connection",
     "an old driver": "does not speak TLS 1.3: it is another program",
     "ssh": "does not speak TLS 1.3",
-    "silence and the end": "was ended during TLS's handshake",
+    "silence and the end": "was closed during the TLS handshake",
     "old TLS": "does not speak TLS 1.3",
 }
 
@@ -196,13 +196,13 @@ def test_another_token_is_told_with_its_source(role: Role) -> None:
     asks, (differs, either) = Credential(Identity(role), credential().key, SOURCE), TOLD[role]
     with listening(STRANGERS["another key"]) as url:
         client = RendezvousClient(str(url), asks, patience_s=PATIENCE_S)
-        where = f"cannot ask the driver at 127.0.0.1 port {url.address[1]}: "
+        where = f"cannot contact the driver at 127.0.0.1 port {url.address[1]}: "
         with pytest.raises(WrongTokenError, match=f"^{re.escape(f'{where}{differs} is not the one from {SOURCE}')}$"):
             client.status()
         client.close()
     with listening(STRANGERS["another key"]) as url:
         client = RendezvousClient(url.url, asks, patience_s=PATIENCE_S, stranger_s=0.0)
-        where = f"cannot ask the driver at 127.0.0.1 port {url.address[1]}: "
+        where = f"cannot contact the driver at 127.0.0.1 port {url.address[1]}: "
         with pytest.raises(
             UnverifiedDriverError, match=f"^{re.escape(f'{where}{either}{differs} is not the one from {SOURCE}')}$"
         ):
@@ -217,7 +217,9 @@ def test_another_certificate_from_the_beginning_is_told_at_once() -> None:
 
     with listening(other) as url:
         client = RendezvousClient(str(url), credential(), patience_s=PATIENCE_S)
-        with pytest.raises(OtherCertificateError, match="the certificate there is not the one that the URL names"):
+        with pytest.raises(
+            OtherCertificateError, match="the certificate there does not match the fingerprint in the URL"
+        ):
             client.status()
         client.close()
 
@@ -256,7 +258,7 @@ def test_what_is_given_up_in_the_end_says_why() -> None:
 
     with listening(*[refuse] * 100) as url:
         client = RendezvousClient(url.url, credential(), patience_s=0.3)
-        with pytest.raises(RendezvousError, match=r"cannot ask the driver at 127\.0\.0\.1 port \d+: .* TLS 1\.3"):
+        with pytest.raises(RendezvousError, match=r"cannot contact the driver at 127\.0\.0\.1 port \d+: .* TLS 1\.3"):
             client.status()
         client.close()
 

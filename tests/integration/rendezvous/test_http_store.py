@@ -220,7 +220,7 @@ def test_large_values(http: HTTPStore) -> None:
     http.append("large", b"x")
     assert http.get("large") == value + b"x"
     assert http.multi_get(["large", "large"]) == [value + b"x"] * 2
-    with pytest.raises(dist.DistStoreError, match=f"{MOST_VALUE_BYTES} are the most"):
+    with pytest.raises(dist.DistStoreError, match=f"at most {MOST_VALUE_BYTES} are allowed"):
         http.set("too large", bytes(MOST_VALUE_BYTES + 1))
     assert http.num_keys() == 1
     http.drop()
@@ -310,8 +310,8 @@ def test_a_service_that_is_away_for_a_moment_and_one_that_was_started_again() ->
         thread = later(ask)
         rendezvous.start_again()
         thread.join(PATIENCE_S)
-        assert raised == ["the rendezvous was started again: what this store held is gone"]
-        with pytest.raises(dist.DistNetworkError, match="is gone"):
+        assert raised == ["the rendezvous was restarted: the contents of this store are lost"]
+        with pytest.raises(dist.DistNetworkError, match="are lost"):
             store.set("k", "v")
         assert new.add("n", 1) == 1, "one that had asked for nothing yet goes on"
         new.close()
@@ -334,7 +334,7 @@ def test_a_stranger_and_a_missing_token(tmp_path: Any, monkeypatch: pytest.Monke
         wrong.write_text("another token of some length")
         either = "another rendezvous answers there, or "
         for stranger, why in (
-            ({}, f"{either}it asks for a token, and none was given"),
+            ({}, f"{either}it requires a token, and none was given"),
             ({"token_file": wrong}, f"{either}its token is not the one from the file {wrong}"),
         ):
             strange = HTTPStore(rendezvous.endpoint, patience_s=1.0, **stranger)

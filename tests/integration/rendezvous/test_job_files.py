@@ -217,7 +217,7 @@ def test_there_is_no_folder_that_can_be_written_to(
     with caplog.at_level(logging.WARNING):
         assert Posting.post("1f", SOCKET, ["true"]) is None
     assert "elasticrun status, drain and end will not find this job" in caplog.text
-    with pytest.raises(SettingsError, match="cannot look for jobs: No usable temporary directory found"):
+    with pytest.raises(SettingsError, match="cannot list jobs: No usable temporary directory found"):
         running_jobs()
 
 

@@ -91,7 +91,7 @@ def test_one_that_was_removed_is_made_anew_at_the_same_path(new_loop: NewLoop, r
                 await one.socket.look()
                 assert await one.answers()
             assert one.folder.stat().st_mode & 0o777 == 0o700
-            assert one.said == [f"{where} was removed (does something clean up there?); it was made anew"]
+            assert one.said == [f"{where} was removed (does a cleanup job run there?); it was re-created"]
             while len(one.server.connections):
                 await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -128,8 +128,8 @@ def test_where_its_path_cannot_be_had_it_is_elsewhere(place: Path) -> None:
             assert one.socket.path.parent.parent == place
             assert await one.answers()
             assert one.said == [
-                f"{lost} was removed (does something clean up there?), and it cannot be made anew: {lost.parent} is "
-                f"no folder; it is {one.socket.path} from now on"
+                f"{lost} was removed (does a cleanup job run there?), and it cannot be re-created: {lost.parent} is "
+                f"no folder; it is now {one.socket.path}"
             ]
             for _ in range(2):
                 one.socket.path.unlink()
@@ -150,7 +150,7 @@ def test_where_no_folder_can_be_had_that_is_told_once_and_tried_again(place: Pat
                 await one.socket.look()
             assert one.socket.path == where
             (told,) = one.said
-            assert "it cannot be made anew: No such file or directory; cannot make a folder for sockets: " in told
+            assert "it cannot be re-created: No such file or directory; cannot make a folder for sockets: " in told
             for each in places:
                 each.mkdir()
             await one.socket.look()
@@ -170,12 +170,12 @@ def test_one_that_may_not_move_is_lost_as_long_as_its_path_cannot_be_had() -> No
                 await one.socket.look()
             assert one.socket.path == where
             assert one.said == [
-                f"{where} was removed (does something clean up there?), and it cannot be made anew: {where.parent} is "
+                f"{where} was removed (does a cleanup job run there?), and it cannot be re-created: {where.parent} is "
                 "no folder; nobody finds it"
             ]
             where.parent.unlink()
             await one.socket.look()
-            assert one.said[1:] == [f"{where} was removed (does something clean up there?); it was made anew"]
+            assert one.said[1:] == [f"{where} was removed (does a cleanup job run there?); it was re-created"]
             assert await one.answers()
 
     run(main(), asyncio.new_event_loop)
@@ -247,6 +247,6 @@ def test_a_folder_that_cannot_hold_it_is_told_of(tmp_path: Path, place: Path, ne
             assert one.folder.parent == place
             (said,) = one.said
             assert said.startswith(f"cannot listen in {folder}: {folder} is open to other users")
-            assert said.endswith("; a.sock is in another folder")
+            assert said.endswith("; using another folder for a.sock")
 
     run(main(), new_loop)

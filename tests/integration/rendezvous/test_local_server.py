@@ -108,7 +108,7 @@ def call(local: Local, function: Callable[[], Any]) -> Any:
 def test_the_workers_of_this_host_are_known_here_and_nobody_else(local: Local) -> None:
     assert local.client().status() == {}
     for identity in (Identity(Role.WORKER, WorkerId("a", 2, 0)), Identity(Role.OPERATOR)):
-        with pytest.raises(RendezvousError, match=rf"{re.escape(str(identity))} is refused: nobody may authenticate"):
+        with pytest.raises(RendezvousError, match=rf"rejected {re.escape(str(identity))}: unknown {identity.role};"):
             local.client(identity, patience_s=0.3).status()
 
 

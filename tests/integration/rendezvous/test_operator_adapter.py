@@ -69,7 +69,7 @@ def test_a_wrong_key_does_nothing(service: Service) -> None:
             session_for(service.url, key) as (session, url),
             pytest.raises(
                 UnprovenError,
-                match=r"^cannot ask the driver at \S+: this job's operator's key is not the one from the file t$",
+                match=r"^cannot contact the driver at \S+: this job's operator's key is not the one from the file t$",
             ),
         ):
             session.post(f"{url}/v1/drain", json=BODY, timeout=PATIENCE_S)
@@ -82,7 +82,7 @@ def test_another_certificate_is_told_nothing(service: Service) -> None:
     other = f"{service.url.partition('#')[0]}#sha256:{'ab' * 32}"
     with (
         session_for(other) as (session, url),
-        pytest.raises(UnprovenError, match="the certificate there is not"),
+        pytest.raises(UnprovenError, match="the certificate there does not match"),
     ):
         session.post(f"{url}/v1/drain", json=BODY, timeout=PATIENCE_S)
     assert service.handler.drained == []

@@ -50,7 +50,7 @@ def connections(service: Service) -> int:
 
 # --- strangers -------------------------------------------------------------------------------------
 
-NOBODY = 'this is only for those who authenticate; see docs/design.md, "Wire"'
+NOBODY = 'authentication required; see docs/design.md, "Wire"'
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_declared_body_that_is_too_large(peer: Peer, length: str) -> None:
     """Refused before it is sent, and while it is being sent: the answer arrives all the same."""
     peer.send(peer.request("PUT", KEY, headers=(f"Content-Length: {length}",)) + bytes(10_000))
     answer = peer.read()
-    assert (answer.status, answer.error) == (413, "the body is above 1000 bytes")
+    assert (answer.status, answer.error) == (413, "the body exceeds 1000 bytes")
     assert answer.headers["Connection"] == "close"
 
 
@@ -190,7 +190,7 @@ def test_a_half_sent_request_is_cut(half: bytes) -> None:
     with serving(limits=QUICK) as service, Peer(service) as peer:
         peer.send(half or peer.request("PUT", KEY, b"value")[:-1])
         answer = peer.read()
-        assert (answer.status, answer.error) == (408, "the request did not arrive whole within 1.5 s")
+        assert (answer.status, answer.error) == (408, "the request was not complete within 1.5 s")
         assert peer.is_closed()
 
 
@@ -291,7 +291,7 @@ def test_more_connections_than_there_is_room_for() -> None:
         with Peer(service) as late:
             late.send(request("GET", "/v1/status", b"", READER))
             answer = late.read()
-            assert (answer.status, answer.error) == (503, "the driver has 4 connections already; try again")
+            assert (answer.status, answer.error) == (503, "the driver already has 4 connections; try again")
         workers[0].close()
         service.until(lambda: len(service.connections) == 3, "there is room again")
         with Peer(service) as late:

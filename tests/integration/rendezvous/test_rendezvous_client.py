@@ -93,7 +93,9 @@ def test_exchange(client: RendezvousClient, calls: Calls) -> None:
 
 
 def test_an_exchange_that_is_not_complete_in_time(client: RendezvousClient) -> None:
-    with pytest.raises(RendezvousTimeoutError, match=r"round 1 came within 0.02 s: 2 of 3 are missing .*\(there: 1\)"):
+    with pytest.raises(
+        RendezvousTimeoutError, match=r"round 1 arrived within 0.02 s: 2 of 3 are missing .*\(present: 1\)"
+    ):
         client.exchange(1, "s", 1, 3, b"", timeout_s=0.02)
     with pytest.raises(RendezvousTimeoutError):
         client.exchange(1, "s", 1, 3, b"", timeout_s=0)
@@ -101,7 +103,7 @@ def test_an_exchange_that_is_not_complete_in_time(client: RendezvousClient) -> N
 
 def test_an_exchange_among_strange_keys(client: RendezvousClient) -> None:
     client.put(1, "s", "x", b"")
-    with pytest.raises(RendezvousProtocolError, match="other keys than 0 to 1"):
+    with pytest.raises(RendezvousProtocolError, match="keys other than 0 to 1"):
         client.exchange(1, "s", 0, 2, b"", timeout_s=PATIENCE_S)
 
 
@@ -166,12 +168,12 @@ def test_running_and_status(service: Service, client: RendezvousClient) -> None:
 
 def test_errors_are_told_apart(service: Service, client: RendezvousClient) -> None:
     other = service.client(OPERATOR)
-    with pytest.raises(RendezvousProtocolError, match=r"\(403\): an operator may not do this; a worker may"):
+    with pytest.raises(RendezvousProtocolError, match=r"\(403\): an operator may not do this; only a worker may"):
         other.next_round(READY)
     other.close()
     with pytest.raises(RendezvousProtocolError, match=r"\(400\): cannot store a value without"):
         client.put(1, "", "k", b"")
-    with pytest.raises(RendezvousProtocolError, match=r"\(413\): the body is above 16777216 bytes"):
+    with pytest.raises(RendezvousProtocolError, match=r"\(413\): the body exceeds 16777216 bytes"):
         client.put(1, "s", "k", bytes((16 << 20) + 1))
     service.handler.error = KeyError("bug")
     with pytest.raises(RendezvousProtocolError, match=r"\(500\): KeyError"):
@@ -440,7 +442,7 @@ def test_a_repeated_wait_is_only_as_long_as_what_is_left() -> None:
 
 # What is larger than any socket's buffer is not sent as a whole before the refusal.
 @pytest.mark.parametrize("size", [0, 8 << 20])
-@pytest.mark.parametrize("text", ["nobody may authenticate here under this name", "\x1b[2J"])
+@pytest.mark.parametrize("text", ["this name cannot authenticate here", "\x1b[2J"])
 def test_a_refusal_on_this_machine_is_told_when_it_does_not_pass(text: str, size: int) -> None:
     """Also when the server closes with the request unread, which the kernel takes for a reset, or in its midst."""
     folder, name = SocketFolder.new(), opening(str(credential().identity))
@@ -459,7 +461,7 @@ def test_a_refusal_on_this_machine_is_told_when_it_does_not_pass(text: str, size
         thread.start()
         client = RendezvousClient(url_of(folder.path / "s.sock"), credential(), patience_s=0.3)
         try:
-            with pytest.raises(RendezvousError, match=r"for 0\.3 s: worker a\[0\]#0 is refused: [^\x1b]+$"):
+            with pytest.raises(RendezvousError, match=r"for 0\.3 s: the driver rejected worker a\[0\]#0: [^\x1b]+$"):
                 client.put(1, "s", "k", bytes(size))
         finally:
             client.close()

@@ -58,7 +58,7 @@ def test_a_wait_ends_in_its_time(service: Service, peer: Peer) -> None:
 
 def test_an_exchange_that_is_not_complete_in_time_says_what_is_missing(peer: Peer) -> None:
     answer = peer.ask("POST", "/v1/rounds/1/exchange/s?key=1&count=3&wait_s=0.02", b"1")
-    assert (answer.status, answer.error) == (408, "2 of 3 are missing in scope 's' (there: 1)")
+    assert (answer.status, answer.error) == (408, "2 of 3 are missing in scope 's' (present: 1)")
     for key in range(30):
         peer.ask("PUT", f"/v1/rounds/1/kv/many/{key}")
     answer = peer.ask("POST", "/v1/rounds/1/exchange/many?key=31&count=33&wait_s=0", b"")

@@ -54,4 +54,4 @@ def test_what_a_script_has_forgotten_is_said_once_by_rank_0(tmp_path: Path) -> N
     outside, uncommitted = warnings
     assert all(line.startswith("[0]<stderr>:") for line in warnings)
     assert "steps() (train.py:20) has trained for 100 steps outside of elastic.run" in outside
-    assert "train() (train.py:23) has trained for 100 steps and has no commit" in uncommitted
+    assert "train() (train.py:23) has trained for 100 steps without a commit" in uncommitted

@@ -70,8 +70,8 @@ def test_fast_group_that_works_is_used() -> None:
     ("fault", "text"),
     [
         ("fails", "rank 1: it failed: no transport"),
-        ("hangs", "rank 0: its first sum did not end within 8 s"),  # nor that of rank 1
-        ("wrong", "rank 1: its first sum was 4 instead of 3"),
+        ("hangs", "rank 0: its first allreduce did not finish within 8 s"),  # nor that of rank 1
+        ("wrong", "rank 1: its first allreduce returned 4 instead of 3"),
         ("shared", "ranks 0 and 1 share a device (the only one)"),
     ],
 )
@@ -89,7 +89,7 @@ def test_fault_is_an_error_on_all_ranks_when_nothing_else_is_wanted() -> None:
         errors = lines[-1]["errors"]
         assert isinstance(errors, list)
         assert len(errors) == 3
-        assert all("which was asked for: rank 1: its first sum was 4" in error for error in errors)
+        assert all("which was requested: rank 1: its first allreduce returned 4" in error for error in errors)
 
 
 def test_failure_that_only_the_device_sees_is_no_result() -> None:

@@ -267,7 +267,7 @@ def test_a_token_that_is_missing_is_told_with_where_it_is_given(tmp_path: Path) 
         settings = HandlerSettings.of(RendezvousParameters("elastic", rendezvous.url, "j", 1, 1))
         with pytest.raises(
             RendezvousConnectionError,
-            match=r": it asks for a token, and none was given .*; its file is given by --rdzv-conf token_file=FILE",
+            match=r": it requires a token, and none was given .*; specify its file with --rdzv-conf token_file=FILE",
         ):
             ElasticHandler(settings).next_rendezvous()
 
@@ -276,9 +276,9 @@ def test_a_token_that_is_missing_is_told_with_where_it_is_given(tmp_path: Path) 
     ("endpoint", "conf", "said"),
     [
         ("", {}, "give --rdzv-endpoint HOST:PORT"),
-        ("host:port", {}, "HOST:PORT is expected"),
+        ("host:port", {}, "expected HOST:PORT"),
         ("host:1", {"lst_call_timeout": "1"}, "did you mean last_call_timeout"),
-        ("host:1", {"last_call_timeout": "soon"}, "seconds are expected"),
+        ("host:1", {"last_call_timeout": "soon"}, "expected seconds"),
         ("host:1", {"grow": "maybe"}, "now or restart"),
     ],
 )

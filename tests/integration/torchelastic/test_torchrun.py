@@ -172,10 +172,10 @@ def test_what_cannot_be(a_job: Jobs, rendezvous: RendezvousProcess, tmp_path: Pa
     """Each is told in a sentence, and ends with 1."""
     for conf, said in (
         ("grwo=now", "cannot use --rdzv-conf grwo: did you mean grow?"),
-        ("grow=later", "now or restart are expected"),
-        ("heartbeat=0", "it has to be above 0 seconds"),
+        ("grow=later", "expected now or restart"),
+        ("heartbeat=0", "it must be above 0 seconds"),
         ("join_timeout=0.2", "waiting for nodes: 1 of at least 2 are there"),
-        (f"token_file={tmp_path / 'none'}", "cannot read the rendezvous token's file"),
+        (f"token_file={tmp_path / 'none'}", "cannot read the rendezvous token file"),
     ):
         job = a_job(nnodes="2", conf=conf)
         job.start("a")

@@ -43,8 +43,8 @@ def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
     newest.write_bytes(newest.read_bytes()[:100])
     with Job(second, "localhost:2\n", *flags, env={"STEPS": str(max(done) + 5)}) as job:
         assert job.wait() == 0, job.said()
-        assert "going back to the one before" in job.said()
-        assert "going on from commit" in job.said()
+        assert "trying the previous commit" in job.said()
+        assert "resuming from commit" in job.said()
         lines = job.steps()
     assert lines[0]["step"] == number_of(kept) + 1 <= max(done)
     check_agreement(lines)
@@ -63,4 +63,4 @@ def test_all_members_lost_at_once(tmp_path: Path) -> None:
         os.kill(before[-1]["pid"], signal.SIGKILL)
         after = job.wait_for("another process", lambda: [x for x in job.steps() if x["pid"] != before[-1]["pid"]])
         assert after[0]["step"] > 5, job.said()
-        job.wait_to_say("going on from commit")
+        job.wait_to_say("resuming from commit")

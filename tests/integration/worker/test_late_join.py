@@ -125,7 +125,7 @@ def test_a_joiner_whose_place_is_gone_ends_with_code_0() -> None:
         job.release(member)
         job.wait_end(member)
     assert len(late.lines) == 1
-    assert any("has no place in the next round (the test says so)" in text for text in late.noise), late.noise
+    assert any("has no slot in the next round (the test says so)" in text for text in late.noise), late.noise
 
 
 def test_shutdown_before_the_join_asks_for_nothing() -> None:

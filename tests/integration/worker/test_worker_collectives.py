@@ -74,7 +74,7 @@ def test_without_the_native_extension_no_range_can_be_kept() -> None:
     env = {**os.environ, "ELASTIC_DRIVER_BACKEND": "torch", ENV_PORTS: "21000-21099"}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
-    assert "cannot keep to --port-range without the native extension" in done.stderr
+    assert "cannot honor --port-range without the native extension" in done.stderr
 
 
 @pytest.mark.parametrize("backend", EACH)
@@ -144,7 +144,7 @@ def test_removed_worker_ends_well() -> None:
         job.plan([], removed=[worker])
         job.spawn(worker, "end", "well")
         process = job.wait_end(worker, 0)
-        assert any("has no place in the next round (the test says so)" in text for text in process.noise)
+        assert any("has no slot in the next round (the test says so)" in text for text in process.noise)
 
 
 def test_without_elasticrun_a_script_is_a_job_of_one() -> None:

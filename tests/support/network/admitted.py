@@ -12,7 +12,7 @@ from elastic_driver.rendezvous.certificate import client_context
 from elastic_driver.system.local_socket import connect
 
 PATIENCE_S = 150.0
-_NOBODY = ("nobody may authenticate here", "no host can join here")
+_NOBODY = ("this name cannot authenticate here", "unknown ", "hosts cannot join here")
 
 
 def admitted_here(path: Path, names: Iterable[str]) -> set[str]:

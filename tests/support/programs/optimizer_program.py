@@ -275,7 +275,7 @@ def rules() -> None:
         dist.zero_grad()
     with pytest.raises(AssertionError, match="backward_passes_per_step"):
         model(mine).square().mean().backward()
-    with pytest.warns(UserWarning, match="were on their way"):
+    with pytest.warns(UserWarning, match="while they were being reduced"):
         dist.synchronize()
     with dist.skip_synchronize():
         dist.step()

@@ -86,7 +86,7 @@ def test_a_file_that_others_may_read_is_said(token: str, capsys: pytest.CaptureF
         ("", "the following arguments are required: --driver, --slots"),
         ("--driver https://a:1", "the following arguments are required: --slots"),
         ("--driver a --slots 1", "argument --driver: cannot read 'a' as the driver's address"),
-        ("--driver https://a:1#sha256:x --slots 1", "behind its # has to stand sha256:"),
+        ("--driver https://a:1#sha256:x --slots 1", "the part after # must be sha256:"),
         (
             f"--driver https://a:1#sha256:{DIGITS} --driver https://a:1 --slots 1",
             "the --driver addresses belong to different drivers",
@@ -110,8 +110,8 @@ def test_a_file_that_others_may_read_is_said(token: str, capsys: pytest.CaptureF
         ("--driver https://a:1 --slots 2 --grace 0", "--grace 0 is not a number of seconds above 0"),
         ("--driver https://a:1 --slots 2 --spot-notices ibm", "argument --spot-notices: invalid choice: 'ibm'"),
         ("--driver https://a:1 --slots 2", "the job's secret is missing: give --join-token-file FILE"),
-        ("--driver https://a:1 --slots 2 --join-token-file /no/such", "cannot read the join token's file /no/such"),
-        ("--driver https://a:1 --slots 2 --join-token-file /dev/null", "it has 0 characters, and 16 are the least"),
+        ("--driver https://a:1 --slots 2 --join-token-file /no/such", "cannot read the join token file /no/such"),
+        ("--driver https://a:1 --slots 2 --join-token-file /dev/null", "it has 0 characters; at least 16 are required"),
     ],
 )
 def test_bad_usage(words: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

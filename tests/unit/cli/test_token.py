@@ -39,7 +39,7 @@ def test_no_file_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("token", "why"),
     [
-        ("0123456789abcde", "it has 15 characters, and 16 are the least"),
+        ("0123456789abcde", "it has 15 characters; at least 16 are required"),
         ("a" * 64, "it has only 1 different characters"),
         ("1212343412123434", "it has only 4 different characters"),
         ("passwordpassword", "it repeats 8 characters"),
@@ -59,5 +59,5 @@ def test_what_anybody_can_guess_is_no_token(tmp_path: Path, token: str, why: str
 @pytest.mark.parametrize("text", ["0" * 64, "deadbeef" * 8])
 def test_an_operator_s_key_is_as_random(tmp_path: Path, text: str) -> None:
     (tmp_path / "token").write_text(text)
-    with pytest.raises(ValueError, match="elasticrun token makes one"):
+    with pytest.raises(ValueError, match="create one with elasticrun token"):
         read_operator_key(tmp_path / "token")

@@ -135,7 +135,7 @@ def test_an_agent_that_is_gone_is_told_of(installed: Path) -> None:
         port = str(agent.server_address[1])
         refused = run(installed, ELASTIC_DRIVER_HOROVOD_PROTOCOL="on", ELASTIC_DRIVER_HOROVOD_PORT=port)
     gone = run(installed, ELASTIC_DRIVER_HOROVOD_PROTOCOL="on", ELASTIC_DRIVER_HOROVOD_PORT=port)
-    assert "cannot take this worker's place" in refused.stderr
+    assert "cannot get a rank for this worker" in refused.stderr
     assert "its agent does not answer" in gone.stderr
     assert refused.returncode == gone.returncode == 1
 

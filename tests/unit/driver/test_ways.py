@@ -222,7 +222,7 @@ def test_a_certificate_that_cannot_be_made_is_tried_again(monkeypatch: pytest.Mo
         with monkeypatch.context() as patched:
             patched.setattr(Certificate, "new", none)
             for _ in range(2):
-                with pytest.raises(SettingsError, match=r"cannot make the certificate .*: No module named 'crypto"):
+                with pytest.raises(SettingsError, match=r"cannot create the certificate .*: No module named 'crypto"):
                     await ways.to("a")
             assert server.listens == []
         assert len(await ways.to("a")) == 2

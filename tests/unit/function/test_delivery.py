@@ -106,5 +106,5 @@ def test_a_disk_that_fails_is_told_of_once(tmp_path: Path, caplog: pytest.LogCap
         delivery.close()
     [record] = caplog.records
     said = record.getMessage()
-    assert said.startswith(f"cannot keep what worker a[0] returned: {tmp_path / 'gone'}/")
+    assert said.startswith(f"cannot store the result of worker a[0]: {tmp_path / 'gone'}/")
     assert said.endswith(": No such file or directory")

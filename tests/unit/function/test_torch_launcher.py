@@ -112,7 +112,7 @@ def test_what_is_refused(config: LaunchConfig, complaint: str) -> None:
 def test_what_cannot_be_launched() -> None:
     with pytest.raises(SettingsError, match="neither a function nor a command"):
         elastic_launch(LaunchConfig(1, 1, 1), None)
-    with pytest.raises(SettingsError, match="no health_check_server"):
+    with pytest.raises(SettingsError, match="does not support health_check_server"):
         elastic_launch(LaunchConfig(1, 1, 1), print, object())
 
 

@@ -166,7 +166,7 @@ def test_a_relay_with_two_certificates_has_nothing_accepted() -> None:
     own = hashlib.sha256(b"the relay's certificate").digest()
     victim = Proof(NAME, KEY, own, CLIENT)  # which was shown the relay's
     asks = challenge(victim.request)
-    with pytest.raises(RendezvousProtocolError, match="does not prove"):
+    with pytest.raises(RendezvousProtocolError, match="did not prove"):
         victim.response(asks.message)
     # And could the client be had to respond, that would be over the wrong certificate.
     there = challenge(victim.request, certificate=own).message
@@ -292,7 +292,7 @@ def test_rubbish_is_no_request(data: bytes, has_nonce: bool) -> None:
     ids=["one byte", "HTTP", "HTTP/2", "TLS", "SSL 2", "nearly", "STUN"],
 )
 def test_what_begins_otherwise_is_refused_at_its_first_bytes(sent: bytes) -> None:
-    with pytest.raises(RendezvousProtocolError, match=r"does not begin like one$"):
+    with pytest.raises(RendezvousProtocolError, match=r"does not start like one$"):
         read_request(sent)
 
 

@@ -43,7 +43,7 @@ def test_http_is_read_as_https_with_one_warning(caplog: pytest.LogCaptureFixture
     for host in "ab":
         assert DriverUrl.parse(f"http://{host}:1#sha256:{DIGITS}") == DriverUrl(f"https://{host}:1", DIGITS)
     assert [each.getMessage() for each in caplog.records] == [
-        "http:// in a driver's URL is read as https://, since drivers speak TLS only: write https://"
+        "http:// in the driver's URL is read as https://, because drivers only speak TLS: write https://"
     ]
 
 
@@ -63,10 +63,10 @@ def test_http_is_read_as_https_with_one_warning(caplog: pytest.LogCaptureFixture
         ("https://a:1?x=1", "expected https://HOST:PORT"),
         ("https://me:secret@a:1", "expected https://HOST:PORT"),
         ("unix:relative", "expected https://HOST:PORT"),
-        ("https://a:1#", "has to stand sha256:"),
-        ("https://a:1#sha256:", "has to stand sha256:"),
-        (f"https://a:1#sha1:{DIGITS}", "has to stand sha256:"),
-        (f"https://a:1#sha256:{DIGITS}0", "has to stand sha256:"),
+        ("https://a:1#", "the part after # must be sha256:"),
+        ("https://a:1#sha256:", "the part after # must be sha256:"),
+        (f"https://a:1#sha1:{DIGITS}", "the part after # must be sha256:"),
+        (f"https://a:1#sha256:{DIGITS}0", "the part after # must be sha256:"),
     ],
 )
 def test_what_is_none(text: str, complaint: str) -> None:

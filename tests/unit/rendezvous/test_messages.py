@@ -97,7 +97,9 @@ def test_a_program_need_not_say_when_a_drained_host_is_gone() -> None:
 @pytest.mark.parametrize("change", [{"news": 1}, {"steps": None}])
 def test_who_speaks_another_versions_words_is_told_so(change: dict[str, Any]) -> None:
     data = json.loads(READY.to_json()) | change
-    with pytest.raises(RendezvousProtocolError, match=f"elastic_driver {__version__} reads it, and both ends need"):
+    with pytest.raises(
+        RendezvousProtocolError, match=f"this end runs elastic_driver {__version__}, and both ends must run"
+    ):
         NextRoundRequest.from_json(json.dumps(data).encode())
 
 

@@ -82,7 +82,7 @@ def test_a_worker_speaks_for_itself_only() -> None:
     routes = [Route("POST", "leave", WORKER, read_own(LeaveRequest.from_json, left.append))]
     body = LeaveRequest(A, "SIGTERM").to_json()
     assert ask(routes, Identity(Role.WORKER, A), "POST", "leave", body) == (204, b"")
-    with pytest.raises(NotAllowedError, match=r"worker b\[0\] may not speak for worker a\[0\]"):
+    with pytest.raises(NotAllowedError, match=r"worker b\[0\] may not act for worker a\[0\]"):
         ask(routes, Identity(Role.WORKER, B), "POST", "leave", body)
     assert left == [LeaveRequest(A, "SIGTERM")]
 

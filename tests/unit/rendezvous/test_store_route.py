@@ -76,7 +76,7 @@ def test_an_answer_for_which_there_is_no_room_fails_its_own_request_only() -> No
         first, second = (route.park(StoreOp.GET, b"k", number=1, client=client) for client in (2, 3))
         assert parts(route.ask(StoreOp.SET, b"k", b"x" * size)) == [], "who sets the key has nothing to do with it"
         assert first.exception() is None
-        assert "wait to be heard" in str(second.exception())
+        assert "await acknowledgment" in str(second.exception())
         await asyncio.sleep(0)
         assert (route.route.parked, route.route._waiting) == (0, {})
 

@@ -124,7 +124,7 @@ def test_an_echo_of_what_was_heard_is_refused() -> None:
     ask.send(late)
     ask.done = 2
     assert ask(StoreOp.ADD, b"n", b"1") == [b"2"]
-    with pytest.raises(RendezvousProtocolError, match="its answer was heard"):
+    with pytest.raises(RendezvousProtocolError, match="its answer was acknowledged"):
         ask.send(late)
     assert ask(StoreOp.GET, b"n") == [b"2"]
 
@@ -142,7 +142,7 @@ def test_a_server_that_was_started_again_says_so() -> None:
     values = Values(7)
     values.check(StoreRequest(StoreOp.GET, "", instance=0))
     values.check(StoreRequest(StoreOp.GET, "", instance=7))
-    with pytest.raises(RendezvousClosedError, match="started again"):
+    with pytest.raises(RendezvousClosedError, match="was restarted"):
         values.check(StoreRequest(StoreOp.GET, "", instance=6))
 
 
@@ -225,10 +225,10 @@ def test_requests_in_pieces() -> None:
 def test_pieces_that_are_missing_or_of_another() -> None:
     ask = Asker(Values(1))
     inner = ask.request(StoreOp.SET, b"k", b"v")
-    with pytest.raises(RendezvousProtocolError, match="0 have come"):
+    with pytest.raises(RendezvousProtocolError, match="0 have arrived"):
         ask.values.whole(ask.request(StoreOp.WHOLE, b"1", number=1))
     ask.values.take_piece(ask.request(StoreOp.PIECE, b"0", inner.to_bytes(), number=9))
-    with pytest.raises(RendezvousProtocolError, match="it is another"):
+    with pytest.raises(RendezvousProtocolError, match="names another request"):
         ask.values.whole(ask.request(StoreOp.WHOLE, b"1", number=9))
     with pytest.raises(RendezvousProtocolError, match="no piece"):
         ask.values.rest(ask.request(StoreOp.REST, b"0"))
@@ -267,13 +267,13 @@ def test_answers_that_nobody_has_heard_are_bounded() -> None:
             values.carry_out(ask.request(StoreOp.PUSH, b"q", b"x" * 500))
             values.carry_out(ask.request(StoreOp.POP, b"q"))
 
-    with pytest.raises(RendezvousProtocolError, match=r"answers of \d+ bytes wait to be heard; 4000 are allowed"):
+    with pytest.raises(RendezvousProtocolError, match=r"\d+ bytes of answers await acknowledgment; 4000 are allowed"):
         push_and_pop(100)
     assert kept(values) <= 4000 + 500
     assert values._bytes <= 501, "what was popped is in the store no more"
     for client in range(2, 9):
         reader = Asker(values, client)
-        with pytest.raises(RendezvousProtocolError, match="wait to be heard"):
+        with pytest.raises(RendezvousProtocolError, match="await acknowledgment"):
             values.keep_rest(reader.request(StoreOp.GET, b"k"), [b"x" * 3000, b"y" * 1000])
     # When it says so there is room again, for others too.
     ask.done = ask.number + 1

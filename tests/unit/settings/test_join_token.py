@@ -24,7 +24,7 @@ def test_white_space_around_it_does_not_count(tmp_path: Path, text: str) -> None
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (b"", "it has 0 characters, and 16 are the least"),
+        (b"", "it has 0 characters; at least 16 are required"),
         (b" " * 30, "it has 0 characters"),
         (TOKEN[1:].encode(), "it has 15 characters"),
         (b"\xff" * 20, "it is not UTF-8 text"),
@@ -42,7 +42,7 @@ def test_what_cannot_be_a_token(tmp_path: Path, data: bytes, complaint: str) -> 
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"cannot read the join token's file .*No such file"):
+    with pytest.raises(SettingsError, match=r"cannot read the join token file .*No such file"):
         read_token(tmp_path / "absent", JOIN)
 
 

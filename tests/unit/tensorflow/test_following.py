@@ -140,8 +140,8 @@ def test_while_there_is_no_answer_all_stay(source: FakeSource, caplog: pytest.Lo
         source.listings.put(OSError("no network"))
         source.listings.put({"a:1": None, "b:1": None})
         workers.until(lambda: workers.there == {"a:1", "b:1"})
-    assert "go on with those there are: no network" in caplog.text
-    assert "can be learnt again" in caplog.text
+    assert "continuing with the current one: no network" in caplog.text
+    assert "is available again" in caplog.text
 
 
 def test_it_ends_with_what_has_the_workers(source: FakeSource) -> None:
@@ -186,7 +186,7 @@ def test_all_are_added_with_few_threads(
             workers.held.clear()
             workers.changed.notify_all()
         workers.until(lambda: workers.there == wanted)
-    assert len([record for record in caplog.records if "no thread can be started" in record.message]) == 1
+    assert len([record for record in caplog.records if "cannot start threads" in record.message]) == 1
 
 
 def test_it_goes_on_when_no_thread_at_all_could_be_started(source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,11 +257,11 @@ def test_a_script_and_a_source_of_the_driver(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("discovery", "port", "said"),
     [
-        ("script", None, "give port="),
-        ("./nosuch.sh --all", 7, "there is no script 'nosuch.sh'"),
-        (HostDiscoveryScript("script"), None, "give port="),
-        (FixedHosts({}), 0, "0 is not a port"),
-        (7, 7, "a int tells no hosts"),
+        ("script", None, "port= is required"),
+        ("./nosuch.sh --all", 7, "cannot find the script 'nosuch.sh'"),
+        (HostDiscoveryScript("script"), None, "port= is required"),
+        (FixedHosts({}), 0, "cannot use port=0"),
+        (7, 7, "cannot discover hosts with a int"),
     ],
 )
 def test_what_cannot_be_followed(discovery: object, port: int | None, said: str) -> None:

@@ -112,7 +112,7 @@ def test_a_lost_one_gives_its_closure_back_and_keeps_its_index(schedule: Schedul
         schedule.put(ticket)
     schedule.take(0)
     schedule.build(0, "iterator")
-    with pytest.raises(ValueError, match="has something in hand"):
+    with pytest.raises(ValueError, match="has work in progress"):
         schedule.lost(0)
     assert schedule.put_back(0) is None
     schedule.lost(0)
@@ -147,7 +147,7 @@ def test_an_error_ends_what_runs_and_cancels_what_waits(schedule: Schedule[str])
     schedule.failed(0, error)
     assert schedule.begin_raising() == (1,)
     assert schedule.take(0) is None, "nobody takes anything now"
-    with pytest.raises(ValueError, match="closures run"):
+    with pytest.raises(ValueError, match="closures are running"):
         schedule.end_raising()
     assert schedule.put_back(1) == "y", "it is cancelled, and not put back"
     assert schedule.end_raising() == (error, ("z",))

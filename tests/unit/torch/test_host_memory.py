@@ -91,7 +91,7 @@ def test_no_more_is_locked_than_is_allowed(monkeypatch: pytest.MonkeyPatch, capl
     assert locked[4:] == [600_000]
     del first, second, third, fourth
     assert [record.getMessage() for record in caplog.records] == [
-        "elastic_driver: cannot page-lock host memory (this process may have 3 MiB of it, see "
+        "elastic_driver: cannot page-lock host memory (this process may page-lock 3 MiB, see "
         "ELASTIC_DRIVER_PAGE_LOCKED_BYTES): copies of GPU tensors take longer"
     ]
 

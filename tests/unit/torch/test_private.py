@@ -217,7 +217,7 @@ def test_an_attribute_of_another_name(
         function = function.__wrapped__
     monkeypatch.setattr(function, "__code__", renamed(function.__code__, name))
     (change,) = anew(feature).changes
-    assert change.endswith(f"does not know {name} any more")
+    assert change.endswith(f"no longer uses {name}")
 
 
 def renamed(code: types.CodeType, name: str) -> types.CodeType:
@@ -233,7 +233,7 @@ def renamed(code: types.CodeType, name: str) -> types.CodeType:
 def test_another_key_at_the_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "_NUM_MEMBERS", "/members")
     (change,) = anew(agents.AGENTS_BARRIER).changes
-    assert change == "torch.distributed.elastic.utils.store._NUM_MEMBERS is not /num_members any more"
+    assert change == "torch.distributed.elastic.utils.store._NUM_MEMBERS is no longer /num_members"
 
 
 def test_a_parameter_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,7 +389,7 @@ def test_another_kind_of_agent(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
     monkeypatch.setattr(agents.RESTART_COUNT, "_has_warned", False)
     assert not agents.give_back_a_restart()
     (message,) = caplog.messages
-    assert "the agent that calls is not a SimpleElasticAgent" in message
+    assert "the calling agent is not a SimpleElasticAgent" in message
 
 
 def test_a_torch_without_the_agent_we_know(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -218,7 +218,7 @@ def test_what_tensor_parallelism_divides_first_is_in_one_place(
     ],
 )
 def test_what_is_not_in_one_place_is_refused(placed: Any, placements: Callable[[Any], tuple[Any, ...]]) -> None:
-    with pytest.raises(UnsupportedOperationError, match="cannot keep a tensor that is placed as"):
+    with pytest.raises(UnsupportedOperationError, match="cannot keep a tensor placed as"):
         box_of((8, 2), Mesh((2, 2), (0, 0)), placements(placed))
 
 
@@ -232,5 +232,5 @@ def test_a_model_that_is_divided_otherwise_than_before_is_an_error(placed: Any) 
     state = FSDPState(lambda mesh: torch.nn.Linear(2, 2), rehearse=False)
     state.model = torch.nn.Linear(2, 2)  # make() has divided nothing in this round
     divided = Sharded(0, (4, 4), "float32", (placed.Shard(0), placed.Shard(1)))
-    with pytest.raises(UnsupportedOperationError, match=r"2 dimensions of a mesh: .* divide the model alike"):
+    with pytest.raises(UnsupportedOperationError, match=r"2 mesh dimensions: .* shard the model the same way"):
         state._set({"model": {"weight": divided}, "others": {}}, lambda sharded: torch.zeros(2, 2))

@@ -187,7 +187,7 @@ def test_numpy_arrays_of_any_layout_and_order() -> None:
         (lambda: hvd.reducescatter(np.float32(1)), UnsupportedOperationError, "cannot reducescatter a scalar"),
         (lambda: hvd.allgather(np.array([None])), TypeError, "cannot allgather an array of objects"),
         (lambda: hvd.allreduce(np.array([None])), TypeError, "cannot reduce values of dtype object"),
-        (lambda: hvd.allreduce_([1.0]), TypeError, "cannot allreduce in place: it takes a writable numpy array"),
+        (lambda: hvd.allreduce_([1.0]), TypeError, "cannot allreduce in place: expected a writable numpy array"),
         (lambda: hvd.broadcast_((1.0,), 0), TypeError, "cannot broadcast in place"),
         (lambda: hvd.allreduce(np.ones(1), average=True, op=hvd.Sum), ValueError, "cannot take both average and op"),
         (lambda: hvd.alltoall(np.ones(3), splits=[2]), ValueError, "cannot alltoall 3 rows with splits"),

@@ -75,7 +75,7 @@ def test_a_function_without_a_commit_is_told_of_once_and_by_name(load: Load) -> 
     assert played.said == []
     script.train(None, played.advice, 3 * STEPS)
     assert len(played.said) == 1
-    assert played.said[0].startswith(f"train() (script.py:5) has trained for {STEPS} steps and has no commit: ")
+    assert played.said[0].startswith(f"train() (script.py:5) has trained for {STEPS} steps without a commit: ")
     assert played.said[0].endswith("state.commit()")
     played.enter(script.train)  # after a reset
     script.train(None, played.advice, STEPS)
@@ -92,7 +92,7 @@ def test_after_a_minute_it_need_not_be_that_many_steps(load: Load) -> None:
     played.advice.look(7)
     assert played.said == [], "what a step is in the middle of is left alone"
     script.train(None, played.advice, 1)
-    assert f"has run for {LONG_S:.0f} s and has no commit" in played.said[0]
+    assert f"has run for {LONG_S:.0f} s without a commit" in played.said[0]
 
 
 def test_without_an_optimizer_what_the_engine_has_done_says_that_it_trains(load: Load) -> None:

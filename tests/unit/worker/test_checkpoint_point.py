@@ -59,7 +59,7 @@ print(elastic_driver.checkpoint_point())
 
 def test_several_workers_have_to_be_able_to_agree() -> None:
     done = python("import elastic_driver; elastic_driver.checkpoint_point()", WORLD_SIZE="2")
-    assert "call torch.distributed.init_process_group() before" in done.stderr
+    assert "call torch.distributed.init_process_group() first" in done.stderr
 
 
 @pytest.mark.parametrize("imports", ["", "import elastic_driver.elastic; "])

@@ -248,14 +248,14 @@ def test_every_truncation_and_every_changed_byte_is_noticed(tmp_path: Path) -> N
     whole = path.read_bytes()
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
-        with pytest.raises(DurableError, match="no whole commit"):
+        with pytest.raises(DurableError, match="is not a complete commit"):
             durable_format.read(path)
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :])
-        with pytest.raises(DurableError, match="no whole commit"):
+        with pytest.raises(DurableError, match="is not a complete commit"):
             durable_format.read(path)
     path.write_bytes(whole + b"\0")
-    with pytest.raises(DurableError, match="no whole commit"):
+    with pytest.raises(DurableError, match="is not a complete commit"):
         durable_format.read(path)
 
 
@@ -268,7 +268,7 @@ def test_a_forged_header_is_refused(tmp_path: Path, header: bytes) -> None:
     path = tmp_path / "forged"
     with path.open("wb") as file:
         durable_format.write(durable_format.Encoded(header, [], 0), file)
-    with pytest.raises(DurableError, match="no whole commit"):
+    with pytest.raises(DurableError, match="is not a complete commit"):
         durable_format.read(path)
 
 
@@ -294,7 +294,7 @@ def test_object_state_goes_on_from_the_last_commits(on_disk: Durable, capfd: pyt
     older = ObjectState(step=0, weights=np.ones(3))
     again(on_disk.folder, older)
     assert (older.step, older._commits) == (4, 4)
-    assert "going back to the one before" in capfd.readouterr().err
+    assert "trying the previous commit" in capfd.readouterr().err
     with pytest.raises(DurableError, match="not in the state: weights"):
         again(on_disk.folder, ObjectState(step=0))
     for _, path in commit_files(on_disk.folder):
@@ -374,7 +374,7 @@ def test_a_slow_disk_skips_commits_and_never_mixes_two(on_disk: Durable, monkeyp
     monkeypatch.setattr(module, "SLOW_S", 0.0)
     told = on_disk.report()
     assert told is not None
-    assert re.fullmatch(r"commit 1 has been on its way for \d+ s", told.trouble)
+    assert re.fullmatch(r"commit 1 has been waiting for the disk for \d+ s", told.trouble)
     go.set()
     assert on_disk.wait()
     assert [commits for commits, _ in commit_files(on_disk.folder)] == [1]
@@ -509,7 +509,7 @@ def test_a_folder_has_one_job(tmp_path: Path) -> None:
     assert stale.drivers
     stale.check()
     FolderLock.take(folder, "three").release()
-    with pytest.raises(DurableError, match="job three's now"):
+    with pytest.raises(DurableError, match="now belongs to job three"):
         stale.check()
 
 
@@ -562,7 +562,7 @@ def test_a_machine_where_another_driver_once_ran_is_written_to(tmp_path: Path) -
     older.begin()
     marks.check()
     assert marks.is_begun()
-    with pytest.raises(DurableError, match="job new's now"):
+    with pytest.raises(DurableError, match="now belongs to job new"):
         older.check()
 
 
@@ -580,7 +580,7 @@ def test_a_folder_that_was_removed_is_made_anew_and_refused_once_another_job_has
     assert marks.is_begun()
     assert open_folder(folder) == known, "ranks that know the old folder and newcomers are at one"
     other = FolderLock.take(folder, "two")
-    with pytest.raises(DurableError, match="job two's now"):
+    with pytest.raises(DurableError, match="now belongs to job two"):
         marks.check()
     other.release()
     lock.release()
@@ -640,12 +640,12 @@ BLANK = View("id", "/folder", "", 0)
     [
         ([BLANK, BLANK], 1, ""),
         ([replace(BLANK, begun=True)], 1, ""),
-        ([BLANK, replace(BLANK, trouble="Input/output error")], 1, "cannot tell.*Input/output error"),
+        ([BLANK, replace(BLANK, trouble="Input/output error")], 1, "cannot determine.*Input/output error"),
         ([BLANK, replace(BLANK, trouble="Input/output error", was_member=True)], 2, ""),
         ([BLANK, replace(BLANK, was_member=True, begun=True)], 2, ""),
-        ([replace(BLANK, was_member=True, reached=5), BLANK], 6, "all workers that had the training's state are lost"),
+        ([replace(BLANK, was_member=True, reached=5), BLANK], 6, "all workers that had the training state are lost"),
         ([replace(BLANK, drivers=True)], 2, ""),
-        ([replace(BLANK, drivers=True, begun=True)], 2, "all workers that had the training's state are lost"),
+        ([replace(BLANK, drivers=True, begun=True)], 2, "all workers that had the training state are lost"),
         ([BLANK], 2, "all workers that had.*/folder"),
         ([BLANK, replace(BLANK, folder="local", begun=True)], 2, "all workers that had"),
     ],
@@ -675,11 +675,11 @@ def test_a_commit_that_vanishes_before_it_is_read_has_the_folder_looked_at_again
     fresh = ObjectState(**values)
     again(on_disk.folder, fresh)
     assert (fresh.step, fresh._commits) == (4, 4)
-    assert "cannot be read: No such file" in capfd.readouterr().err
+    assert "3.state: No such file" in capfd.readouterr().err
     commit_files(on_disk.folder)[-1][1].unlink()
     store(on_disk.folder, {"step": 3}, commits=3)
     monkeypatch.setattr(durable_format, "load", lambda path: path.unlink() or real(path))
-    with pytest.raises(DurableError, match=r"none of the 1 commits.*000003\.state cannot be read: No such file.*empty"):
+    with pytest.raises(DurableError, match=r"none of the 1 commits.*cannot read .*000003\.state: No such file.*empty"):
         again(on_disk.folder, ObjectState(**values))
 
 
@@ -825,7 +825,7 @@ def test_a_commit_that_the_driver_refuses_is_dropped_and_that_is_told_once(
     def permit(commit: CommitId) -> None:
         why = next(answers)
         if why:
-            raise DurableError(f"the driver does not agree: {why}")
+            raise DurableError(f"the driver rejected the commit: {why}")
 
     made = permitted(tmp_path, permit)
     use(monkeypatch, made)
@@ -834,10 +834,10 @@ def test_a_commit_that_the_driver_refuses_is_dropped_and_that_is_told_once(
         state.commit()
         assert made.wait()
     assert not list(tmp_path.glob("*commit*"))
-    assert capfd.readouterr().err.count("commit 1 is not on disk") == 1
+    assert capfd.readouterr().err.count("cannot write commit 1 to") == 1
     told = made.report()
     assert told is not None
-    assert (told.written, told.commits, told.trouble) == (-1, 2, "the driver does not agree: it is over")
+    assert (told.written, told.commits, told.trouble) == (-1, 2, "the driver rejected the commit: it is over")
     state.commit()
     assert made.wait()
     assert [commits for commits, _ in commit_files(tmp_path)] == [3]

@@ -99,7 +99,7 @@ def test_a_name_too_many_comes_late_and_ends_no_training(reporter: Any, caplog: 
     assert len(reporter.values) == MOST_NAMES
     assert (reporter.values["n0"], reporter.values["n1"]) == (2.0, 3.0)
     [record] = caplog.records
-    assert record.getMessage() == f"cannot report 'more': there are {MOST_NAMES} names already, which are the most"
+    assert record.getMessage() == f"cannot report 'more': there are already {MOST_NAMES} names, the maximum"
 
 
 def test_the_newest_of_each_name_is_passed_on_once(reporter: Any, file: FiguresFile) -> None:

@@ -93,7 +93,7 @@ def test_an_operation_that_failed_is_told_to_who_synchronizes_it_only() -> None:
     deliver()
     with pytest.raises(MismatchError):
         synchronize(number)
-    with pytest.raises(ValueError, match="was synchronized already"):
+    with pytest.raises(ValueError, match="was already synchronized"):
         poll(number)
 
 

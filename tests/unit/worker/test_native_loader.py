@@ -27,6 +27,6 @@ def test_one_of_the_stable_abi_is_not_for_earlier_pythons(tmp_path: Path, monkey
         with pytest.raises(native_loader.NativeUnavailableError) as caught:
             native_loader.load()
     assert str(caught.value) == (
-        f"the native extension cannot be loaded: {extension} is for Python 3.12 and later, and this is 3.11; install "
-        "the package with this Python"
+        f"the native extension cannot be loaded: {extension} is for Python 3.12 and later, but this is Python 3.11; "
+        "install the package with this Python"
     )

@@ -110,7 +110,7 @@ def test_a_sealed_object_fits_nothing_else(which: str) -> None:
     other = Rank(1)
     if which == "an older call":
         other.gets(Rank(0).sends("the first"))
-    with pytest.raises(HorovodInternalError, match="is of another call"):
+    with pytest.raises(HorovodInternalError, match="belongs to another call"):
         other.gets(old)
 
 

@@ -186,7 +186,7 @@ def test_a_timeline_that_cannot_be_written_ends_no_training(
     monkeypatch.setenv("HOROVOD_TIMELINE", str(tmp_path / "nowhere" / "trace.json"))
     hvd.init()
     try:
-        assert "cannot write the timeline of HOROVOD_TIMELINE" in caplog.text
+        assert "cannot write the timeline requested by HOROVOD_TIMELINE" in caplog.text
         with pytest.raises(OSError, match="No space left"):
             hvd.start_timeline("/dev/full")
         hvd.allreduce(np.ones(3))
@@ -202,7 +202,7 @@ def test_a_disk_that_fills_ends_the_timeline_only(tmp_path: Path, caplog: pytest
     for _ in range(2):
         trace.operation("allreduce.a", "ALLREDUCE", 0.0, 0.0, 0.0)
     trace.close()
-    assert caplog.text.count("cannot go on with the timeline") == 1
+    assert caplog.text.count("cannot continue the timeline") == 1
 
 
 @pytest.mark.parametrize("backend", Backend)

@@ -71,7 +71,7 @@ def test_only_horovods_names_are_taken(make: Any) -> None:
         {*HOROVODS, *(("model", "optimizer") if make is TorchState else ())}
     )
     for name in (*HOROVODS, "_commits"):
-        with pytest.raises(ValueError, match=f"cannot keep attributes named {name}: a state has these names itself"):
+        with pytest.raises(ValueError, match=f"cannot keep attributes named {name}: a state reserves these names"):
             make(**{name: 1})
     with pytest.raises(ValueError, match="named save"):
         TorchState(save=torch.nn.Linear(1, 1))

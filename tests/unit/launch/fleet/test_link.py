@@ -300,7 +300,7 @@ def test_a_wrong_number_breaks_the_connection_and_no_more() -> None:
         assert owner.agent.transport.is_closed
         assert owner.said == [Warning("one")]
         owner.agent._seen = 99
-        with pytest.raises(RendezvousProtocolError, match="cannot have seen"):
+        with pytest.raises(RendezvousProtocolError, match="cannot accept an acknowledgment of message"):
             owner.agent.connect()
         owner.agent.connection.abort("as the admission does")
         await asyncio.sleep(1.1)

@@ -153,7 +153,7 @@ def test_an_end_while_others_wait_for_a_round() -> None:
 def test_a_second_process_of_a_rank_is_refused() -> None:
     async def test(rounds: LaunchedRounds, keys: Keys) -> None:
         rounds.next_round(ready(0))
-        with pytest.raises(RendezvousClosedError, match="process 7 is none of the job's: rank 0 is process 100"):
+        with pytest.raises(RendezvousClosedError, match="process 7 does not belong to the job: rank 0 is process 100"):
             rounds.next_round(ready(0, pid=7))
 
     in_loop(test)
