@@ -76,7 +76,7 @@ def empty_bytes(count: int, *, pinned: bool) -> torch.Tensor:
         except RuntimeError as error:
             _has_refused.set()
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            say_once(f"cannot page-lock host memory ({reason}): copies of GPU tensors take longer")
+            say_once(f"cannot page-lock host memory ({reason}): copies of GPU tensors are slower")
     return torch.empty(count, dtype=torch.uint8, device="cpu")
 
 

@@ -135,7 +135,7 @@ def resolve_op(*, average: bool | None, op: ReduceOp | None) -> ReduceOp:
     """
     if average is not None:
         if op is not None:
-            raise ValueError("cannot take both average and op: average is the older spelling of op=Average or op=Sum")
+            raise ValueError("cannot use both average and op: average is the older spelling of op=Average or op=Sum")
         return Average if average else Sum
     if op is None:
         return Average

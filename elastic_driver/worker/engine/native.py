@@ -224,7 +224,9 @@ class NativeEngine:
             where = exchange.share(ENGINE_SCOPE, where if self._rank == 0 else None)
             self._native.connect(where, timeout_s)
             if self._rank == 0 and self._native.unshared:
-                _log.warning("elastic_driver: ranks of one machine go over the network: %s", self._native.unshared)
+                _log.warning(
+                    "elastic_driver: ranks on one machine communicate over the network: %s", self._native.unshared
+                )
         self._add(GLOBAL_SET, range(self._size), timeout_s=timeout_s)
         with self.failures("start its engine"):
             self._native.start()

@@ -55,7 +55,7 @@ def test_ordinary_memory_where_none_can_be_locked(
     for _ in range(2):
         assert host_memory.empty_bytes(3_000_000, pinned=True).shape == (3_000_000,)
     assert [record.getMessage() for record in caplog.records] == [
-        "elastic_driver: cannot page-lock host memory (CUDA error: out of memory): copies of GPU tensors take longer"
+        "elastic_driver: cannot page-lock host memory (CUDA error: out of memory): copies of GPU tensors are slower"
     ]
 
 
@@ -92,7 +92,7 @@ def test_no_more_is_locked_than_is_allowed(monkeypatch: pytest.MonkeyPatch, capl
     del first, second, third, fourth
     assert [record.getMessage() for record in caplog.records] == [
         "elastic_driver: cannot page-lock host memory (this process may page-lock 3 MiB, see "
-        "ELASTIC_DRIVER_PAGE_LOCKED_BYTES): copies of GPU tensors take longer"
+        "ELASTIC_DRIVER_PAGE_LOCKED_BYTES): copies of GPU tensors are slower"
     ]
 
 

@@ -189,7 +189,7 @@ def test_numpy_arrays_of_any_layout_and_order() -> None:
         (lambda: hvd.allreduce(np.array([None])), TypeError, "cannot reduce values of dtype object"),
         (lambda: hvd.allreduce_([1.0]), TypeError, "cannot allreduce in place: expected a writable numpy array"),
         (lambda: hvd.broadcast_((1.0,), 0), TypeError, "cannot broadcast in place"),
-        (lambda: hvd.allreduce(np.ones(1), average=True, op=hvd.Sum), ValueError, "cannot take both average and op"),
+        (lambda: hvd.allreduce(np.ones(1), average=True, op=hvd.Sum), ValueError, "cannot use both average and op"),
         (lambda: hvd.alltoall(np.ones(3), splits=[2]), ValueError, "cannot alltoall 3 rows with splits"),
         (lambda: hvd.alltoall(np.ones(3), splits=[1.5]), ValueError, "they must be a list of integers"),
         (lambda: hvd.reducescatter(np.ones(3), op=hvd.Adasum), UnsupportedOperationError, "cannot reducescatter with"),
