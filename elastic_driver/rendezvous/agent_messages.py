@@ -231,7 +231,7 @@ class Hello(AgentMessage, name="hello"):
 class Welcome(AgentMessage, name="welcome"):
     """Driver to agent, the answer to a hello.
 
-    If the hello names another driver, the channel begins anew at both ends: both number their messages from 1 again,
+    If the hello names another driver, the channel starts over at both ends: both number their messages from 1 again,
     and both ``seen`` are meaningless. The agent's first message on it is Levels, if it has had a channel before.
 
     Attributes:

@@ -130,7 +130,7 @@ class FrameConnection(asyncio.Protocol):
         it.
 
         Either nothing arrived and nothing was acknowledged; or nothing of what was sent has arrived, although the other
-        end may still be heard (it retransmits what nobody acknowledges, ever more rarely). Read this every half second:
+        end may still be heard (it retransmits unacknowledged data, ever more rarely). Read this every half second:
         the second case is measured from read to read.
         """
         now = asyncio.get_running_loop().time()

@@ -2,7 +2,7 @@
 
 Owns the way from an address to a socket that is ready for HTTP. Over a Unix socket the kernel tells each end the
 other's user, and the client names its identity; over TCP come TLS 1.3 and the exchange
-(:mod:`~elastic_driver.rendezvous.authentication`). Knows nothing of what is sent after that. Imports no asyncio.
+(:mod:`~elastic_driver.rendezvous.authentication`). Knows nothing of the traffic after that. Imports no asyncio.
 
 A server reached over TCP may be anybody until it proves that it holds the key. Until then it is sent only a name and a
 nonce, no more than the length of an answer is read from it, and it gets no more time than the caller allows.

@@ -36,7 +36,7 @@ class Role(StrEnum):
     WORKER = "worker"  # a process of the job; speaks for itself only
     OPERATOR = "operator"  # a process that can read the job's file: of the user who started it
     TICKET = "ticket"  # an agent that the driver started, at its first connection; valid for that one only
-    JOINER = "joiner"  # an agent that somebody else started, at its first connection; knows the join token
+    JOINER = "joiner"  # an agent that the driver did not start, at its first connection; knows the join token
     AGENT = "agent"  # an agent at its later connections, with the key agreed with the driver
     CHIEF = "chief"  # the script of a job with parameter servers, at one of its starts
     MEMBER = "member"  # of a job at elasticrun rendezvous: an agent of torchrun or a Store; knows the service's token

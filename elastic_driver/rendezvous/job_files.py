@@ -99,7 +99,7 @@ class Posting:
         return None
 
     def renew(self, socket: Path) -> None:
-        """Rewrite the file if somebody has removed it, or if the driver's socket has moved.
+        """Rewrite the file if it was removed, or if the driver's socket has moved.
 
         A failure is logged once; the next call may succeed.
         """
@@ -202,7 +202,7 @@ def _folder() -> Path:
 
 
 def _check_private(folder: Path) -> None:
-    """Check that the folder belongs to this user, and that nobody else can read or write it.
+    """Check that the folder belongs to this user, and that no other user can read or write it.
 
     Raises:
         OSError: it does not exist.
@@ -259,7 +259,7 @@ def _read(path: Path, *, forgets: bool = False) -> tuple[JobFile, bool] | None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            has_driver = True  # the driver holds the lock; or this file system has no locks, and nobody can know
+            has_driver = True  # the driver holds the lock; or this file system has no locks: then it is unknown
         job = None
         with contextlib.suppress(OSError, ValueError, RendezvousProtocolError):
             job = JobFile.from_json(file.read())

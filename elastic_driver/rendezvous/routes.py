@@ -76,7 +76,7 @@ class RouteRequest:
         path: the parts matched by the stars of the route's path; all parts of the path for ANY_PATH.
         query: the query's parameters.
         body: the raw body.
-        has_hung_up: whether the peer has closed its connection; if so, an item of a queue must go to somebody else.
+        has_hung_up: whether the peer has closed its connection; if so, an item of a queue must go to another client.
     """
 
     identity: Identity

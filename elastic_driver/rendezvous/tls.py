@@ -42,7 +42,7 @@ _AGAIN_S = 0.1
 _ESTABLISHED = 1
 # Read from a trusted peer at once, as the event loops do.
 _READ = 256 << 10
-# Delivered at once. Above 128 KiB glibc maps each buffer anew, which takes longer than decrypting it.
+# Delivered at once. Above 128 KiB glibc maps each buffer again, which takes longer than decrypting it.
 _PLAIN = 64 << 10
 # Encryption stops at this much data that the socket has not sent: of a stranger, which may not read at all, and of
 # others.

@@ -187,7 +187,7 @@ class ElasticHandler(RendezvousHandler):
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
         self._left = False
-        self._told_in = 0  # the last generation in which torch's agent was told to restart
+        self._told_in = 0  # the last generation in which torch's agent was notified to restart
 
     # --- what torch's agent calls ------------------------------------------------------------------------------------
 
@@ -258,7 +258,7 @@ class ElasticHandler(RendezvousHandler):
                 self._has_waited = True
             number, why = self._restart
             if number < formed.number:
-                # A single node could go on training while the others, out of its reach, do the same.
+                # A single node could continue training while the others, out of its reach, do the same.
                 if not (self._is_stale() and len(formed.members) == 1 and self._settings.terms.most > 1):
                     return 0
                 why = "the rendezvous cannot be reached, and other nodes may have continued without this one"

@@ -83,7 +83,7 @@ class Parked(Protocol):
     """A request that is not answered yet."""
 
     def drop(self) -> None:
-        """Drop the request: nobody waits for its answer any more."""
+        """Drop the request: the peer no longer waits for its answer."""
 
 
 class Service(Protocol):

@@ -1,4 +1,4 @@
-"""A server's Unix socket that is re-created when somebody has removed it.
+"""A server's Unix socket, re-created when it is removed.
 
 Owns the socket, its folder, and the regular check of both. Cleaning up /tmp (a systemd-tmpfiles timer, an
 administrator, a script) removes the name under which a server is found, not the server: open connections notice

@@ -102,7 +102,7 @@ class PendingAnswer(Deferred):
     """A parked request whose answer is pending.
 
     Args:
-        future: the answer; cancelled on a timeout or when nobody waits any more.
+        future: the answer; cancelled on a timeout or when the peer no longer waits.
         pending: all pending answers.
         failure: returns status and body for an exception.
         wait_s: how long to wait for it; None for as long as the peer waits.
@@ -140,7 +140,7 @@ class PendingAnswer(Deferred):
         self.future.add_done_callback(self._answer)
 
     def drop(self) -> None:
-        """Cancel the answer: nobody waits any more."""
+        """Cancel the answer: the peer no longer waits."""
         self.future.cancel()
 
     def _answer(self, future: asyncio.Future[Answer]) -> None:

@@ -56,7 +56,7 @@ def _is_not_admitted(identity: Identity) -> bool:
 class RendezvousServer:
     """Serves one job. Runs in one event loop; call its methods there.
 
-    By default it admits nobody. ``web`` authenticates each request of a browser, and ``reader`` each of a reader.
+    By default it admits no peers. ``web`` authenticates each request of a browser, and ``reader`` each of a reader.
 
     Args:
         routes: all requests that can be made here.
@@ -75,7 +75,7 @@ class RendezvousServer:
         certificate: the certificate that it shows over TLS.
         connections: all connections.
         listeners: the listening sockets.
-        reader_header: the readers' header; where there are none, random bytes that nobody can guess.
+        reader_header: the readers' header; where there are none, random bytes that cannot be guessed.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class RendezvousServer:
 
 
 def _refused(identity: Identity, method: bytes, path: str, routes: Sequence[Route]) -> RawAnswer:
-    """Return status and body for a request that this peer may not make, or nobody can."""
+    """Return status and body for a request that this peer may not make, or that no route serves."""
     if not routes:
         return 404, error_body(f"no such path: {path}")
     name = method.decode("ascii", "replace")

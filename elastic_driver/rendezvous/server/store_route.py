@@ -122,7 +122,7 @@ class StoreRoute:
         self._wait_for(waiter, lacking)
         call_later = self._call_later or loop.call_later
         waiter.timer = call_later(min(request.wait_s, POLL_S), lambda: self._end(waiter, (204, b"")))
-        waiter.answer.add_done_callback(lambda _: self._drop(waiter))  # also when nobody waits any more
+        waiter.answer.add_done_callback(lambda _: self._drop(waiter))  # also when the client no longer waits
         return waiter.answer
 
     def _wait_for(self, waiter: _Waiter, lacking: list[bytes]) -> None:
@@ -177,5 +177,5 @@ class StoreRoute:
 
 
 def _is_too_late(request: StoreRequest, has_hung_up: Callable[[], bool]) -> bool:
-    """Return whether the request would take a value that nobody is left to receive."""
+    """Return whether the request would take a value that no client is left to receive."""
     return request.op is StoreOp.POP and has_hung_up()

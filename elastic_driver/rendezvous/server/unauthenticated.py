@@ -209,7 +209,7 @@ class UnauthenticatedConnection(PeerConnection, asyncio.BufferedProtocol):
         self._connections.lost(self)
         transport.set_protocol(protocol)
         if not isinstance(transport, TlsTransport):
-            # uvloop keeps reading into the buffer of a BufferedProtocol until it starts reading anew.
+            # uvloop keeps reading into the buffer of a BufferedProtocol until it starts reading again.
             transport.pause_reading()
             transport.resume_reading()
         protocol.connection_made(transport)

@@ -71,7 +71,7 @@ class WebStreaming:
 
     Attributes:
         began: called with the stream once its head is sent.
-        ended: called when nobody reads any more, or the stream was closed.
+        ended: called when the peer no longer reads, or the stream was closed.
         content_type: type of the data.
         headers: further headers.
     """

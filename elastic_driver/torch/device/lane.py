@@ -253,7 +253,7 @@ class DeviceRunner:
                     self._free()
         except HorovodInternalError as error:
             self.abort(str(error))  # the round is over; peers that wait in a collective notice closed connections
-        except Exception as error:  # nobody would run the others' operations
+        except Exception as error:  # the others' operations would no longer run
             _log.exception("round %d: the device thread failed", self._context.assignment.round_id)
             self.abort(str(error))
             self._context.abort(f"the thread that runs operations on devices failed: {error}")

@@ -1,4 +1,4 @@
-"""DistributedDataParallel over the round's process group: wrapped anew in each round, the old wrapper taken apart."""
+"""DistributedDataParallel over the round's process group: wrapped again in each round, the old wrapper taken apart."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def process_group() -> dist.ProcessGroup:
 
     It uses NCCL for CUDA tensors if each rank has its own GPU, Gloo otherwise. It is made at the first call in a round,
     which all members make, and blocks until they have; then it stays the same until the round ends. The next round has
-    another one, so objects that hold it have to be made anew, too (:func:`distributed_data_parallel`, ``DDPState``,
+    another one, so objects that hold it must be rebuilt, too (:func:`distributed_data_parallel`, ``DDPState``,
     ``FSDPState``). It is torch's default group unless the program has made one.
 
     If the round breaks, so does the group: calls that wait in it raise an exception, and ``elastic.run`` resumes from

@@ -1,7 +1,7 @@
 """The state of a training that is sharded, so that no rank has all of it: the common part of FSDPState and ZeroState.
 
 At each commit each rank keeps its own pieces in host memory, and sends a copy to a rank on the next host while the
-training continues. In a new round the model is made anew, for the current number of ranks, and its pieces are gathered
+training continues. In a new round the model is rebuilt for the current number of ranks, and its pieces are gathered
 from their holders. It resumes from the most advanced version that is complete: that of the last commit, or, if its
 copies were still being sent, that of the one before.
 

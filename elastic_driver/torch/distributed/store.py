@@ -320,7 +320,7 @@ class RoundStore(c10d.Store):
         return self
 
     def close(self) -> None:
-        """Close the store: nobody uses it any more."""
+        """Close the store: it is no longer used."""
         with self._lock:
             self._far_store = None
             server, self._server = self._server, None

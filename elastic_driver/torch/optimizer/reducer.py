@@ -41,7 +41,7 @@ TOO_MANY_PASSES = (
 )
 
 # Optimizers over parameters of the same names, in each round: distinguished by the order of their first use there. The
-# order of creation would not work: a process that joins late has created fewer. Counted anew after a join: ranks
+# order of creation would not work: a process that joins late has created fewer. Recounted after a join: ranks
 # without inputs have not used the same ones as the others.
 _used: weakref.WeakKeyDictionary[Context, tuple[int, dict[str, int]]] = weakref.WeakKeyDictionary()
 

@@ -179,7 +179,7 @@ class _Reporter:
         if news and self._file >= 0:
             try:
                 os.write(self._file, line_of(news))
-            except OSError:  # nobody reads it any more
+            except OSError:  # it is no longer read
                 self._file = -1
 
     def _of_later(self, name: str, value: _Later) -> float | None:

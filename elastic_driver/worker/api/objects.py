@@ -1,8 +1,7 @@
 """Broadcast and allgather of any Python object, as bytes over the collectives.
 
-Objects are pickled with cloudpickle. Whoever controls unpickled bytes can run code as this user, so only bytes with the
-seal of the ranks' key, for this round, this call and this sender, are unpickled (seal.py); and never bytes received
-over HTTP.
+Objects are pickled with cloudpickle. Unpickling runs code as this user, so only bytes with the seal of the ranks' key,
+for this round, this call and this sender, are unpickled (seal.py); and never bytes received over HTTP.
 """
 
 from __future__ import annotations

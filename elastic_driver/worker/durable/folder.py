@@ -2,7 +2,7 @@
 
 commit-000000000042-3.state a commit, made in round 3; without a round's number where there is no driver
 .commit-*.tmp               one that is being written; its writer has it locked
-folder.id                   made once by whoever comes first: ranks that read the same id see the same folder
+folder.id                   made once, by the first process: ranks that read the same id see the same folder
 job.lock                    held by the driver, in its own folder; its text is the job's id
 begun                       the id of the job that made commits last
 """

@@ -89,7 +89,7 @@ class WriteGate:
         return bool(self._shut)
 
     def wait(self, limit_s: float) -> bool:
-        """Block until nobody is writing, but for ``limit_s`` at most; return whether nobody is."""
+        """Block until no thread is writing, but for ``limit_s`` at most; return whether none is."""
         deadline = time.monotonic() + limit_s
         while self._inside.busy:
             if time.monotonic() >= deadline:

@@ -1,4 +1,4 @@
-"""A rank's client of rank 0. Owns what rank 0's silence means: nobody would restart it."""
+"""A rank's client of rank 0. Owns what rank 0's silence means: it would not be restarted."""
 
 from __future__ import annotations
 

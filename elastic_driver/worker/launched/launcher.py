@@ -117,7 +117,7 @@ def _slurm(environ: Mapping[str, str]) -> Launch | None:
 
 
 def _other(environ: Mapping[str, str]) -> Launch | None:
-    """Recognise a launcher whose variables do not suffice to meet without MPI."""
+    """Recognize a launcher whose variables do not suffice to meet without MPI."""
     for name in ("PMI_RANK", "PMIX_RANK"):
         if environ.get(name):
             size = _number(environ, "PMI_SIZE", 0)

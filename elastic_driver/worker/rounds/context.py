@@ -1,6 +1,6 @@
 """One round of this process: its place, its engine, and the thread that watches the driver.
 
-Owns the engine's life (choice, connection, abort, teardown) and the counters and facts of the round. Nobody else
+Owns the engine's life (choice, connection, abort, teardown) and the counters and facts of the round. Only this module
 assigns its attributes. Does not know how a round is joined (runtime.py), nor the purpose of operations.
 
 Time limits: HOROVOD_GLOO_TIMEOUT_SECONDS bounds only the building of contexts. A collective's clock starts when this
@@ -241,7 +241,7 @@ class Context:
         return 0.0 if self._restore_point_at is None else time.monotonic() - self._restore_point_at
 
     def note_restore_point(self) -> None:
-        """Note the restore point. Operations after it are lost if the round breaks; the driver is told how many."""
+        """Note the restore point. Operations after it are lost if the round breaks; the driver gets their number."""
         self._finished_before = self.progress()[0]
         self._restore_point_at = time.monotonic()
 

@@ -240,7 +240,7 @@ class Runtime:
         self.join_late()
 
     def _refuse_outside_of_run(self) -> None:
-        """Check before joining, where a failure disturbs nobody: once it is a member the others would wait for it in
+        """Check before joining, where a failure disturbs no other rank: the others would wait for a member in
         their sync.
         """
         client = self._new_client()

@@ -2,8 +2,8 @@
 
 Owns the two signals: one writes the stacks to a file; SIGABRT prints them by faulthandler and ends the process.
 faulthandler's own handlers read the frames of running threads, and may crash: even in a process that trains on. So a
-thread of ours writes, with the interpreter's lock; faulthandler's handlers are for a second signal, when nobody gets
-the lock (native/vitals/stacks.h), and for a process without the native extension.
+thread of ours writes, with the interpreter's lock; faulthandler's handlers are for a second signal, when the
+lock is not available (native/vitals/stacks.h), and for a process without the native extension.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def print_at_the_end() -> None:
 
 
 def answer(native: Any, path: str) -> bool:
-    """Append stacks to this file on each ``DUMP_SIGNAL``, whoever holds the interpreter's lock.
+    """Append stacks to this file on each ``DUMP_SIGNAL``, whichever thread holds the interpreter's lock.
 
     Args:
         native: the native extension.
