@@ -1,7 +1,7 @@
 """Errors for a server at the driver's address that does not prove to be the driver.
 
-Owns the texts for clients and agents, each of which follows "cannot ask the driver at ADDRESS: ". Callers decide how to
-react and what to advise the user.
+Owns the texts for clients and agents, each of which follows "cannot contact the driver at ADDRESS: ". Callers decide how
+to react and what to advise the user.
 """
 
 from __future__ import annotations
