@@ -389,7 +389,7 @@ class Kill(AgentMessage, name="kill"):
 
 @dataclass(frozen=True)
 class PassOn(AgentMessage, name="pass_on"):
-    """Send a signal to each running worker here, as somebody has sent it to the driver.
+    """Send a signal to each running worker here, as it was sent to the driver.
 
     Attributes:
         signal: number of the signal.

@@ -1,7 +1,7 @@
 """Errors for a server at the driver's address that does not prove to be the driver.
 
-Owns the texts for clients and agents, each of which follows "cannot contact the driver at ADDRESS: ". Callers decide how
-to react and what to advise the user.
+Owns the texts for clients and agents, each of which follows "cannot contact the driver at ADDRESS: ". Callers decide
+how to react and what to advise the user.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def no_proof(error: Exception, credential: Credential, *, is_driver: bool) -> Un
         is_driver: whether the certificate is known to be the driver's.
     """
     if isinstance(error, RefusedAuthenticationError):
-        return RejectedError(f"the {'driver' if is_driver else 'server'} there rejected the connection: {error}")
+        return RejectedError(f"{'the driver' if is_driver else 'the server'} there rejected the connection: {error}")
     secret = _SECRETS.get(credential.identity.role)
     if secret is None or not isinstance(error, OtherKeyError):
         return UnverifiedDriverError(NO_PROOF)

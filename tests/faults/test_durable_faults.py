@@ -138,7 +138,7 @@ def test_a_disk_that_is_full_and_has_room_again(tmp_path: Path) -> None:
         beyond(job, folder, 3)
         writer = rank_0(job)
         writer.rlimit(resource.RLIMIT_FSIZE, (MIB, resource.RLIM_INFINITY))
-        until(job, "a warning", lambda: "File too large; training goes on" in job.said())
+        until(job, "a warning", lambda: "File too large; training continues" in job.said())
         before = newest(folder)
         step = job.steps()[-1]["step"]
         until(job, "steps without commits", lambda: job.steps()[-1]["step"] > step + 20)
@@ -147,7 +147,7 @@ def test_a_disk_that_is_full_and_has_room_again(tmp_path: Path) -> None:
         writer.rlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         until(job, "that there is room", lambda: "commits are written to" in job.said())
         last = training.end()
-        assert job.said().count("training goes on") == 1
+        assert job.said().count("training continues") == 1
         assert f"elasticrun: on disk: commit {last} in {folder}\n" in job.said()
     assert newest(folder) == last
     check_agreement(job.steps())
@@ -166,7 +166,7 @@ def test_a_folder_that_is_removed_and_one_that_cannot_be_written_to(tmp_path: Pa
                 folder.touch(exist_ok=False)
             except FileExistsError:
                 continue
-        until(job, "a warning", lambda: "training goes on" in job.said())
+        until(job, "a warning", lambda: "training continues" in job.said())
         step = job.steps()[-1]["step"]
         until(job, "steps without commits", lambda: job.steps()[-1]["step"] > step + 10)
         folder.unlink()
@@ -174,7 +174,7 @@ def test_a_folder_that_is_removed_and_one_that_cannot_be_written_to(tmp_path: Pa
         second = Stoppable(tmp_path / "second", "localhost:1\n", "-np", "1", "--durable-dir", str(folder))
         with second.job as other:
             # The lock went with the old folder, so the new one is the second job's: the first keeps out of it.
-            until(job, "whose it is", lambda: "now; training goes on" in job.said())
+            until(job, "whose it is", lambda: "the folder now belongs to job" in job.said())
             other.wait_for_steps(1, 3)
             training.end()
             last = second.end()
@@ -258,7 +258,7 @@ def test_all_that_is_known_is_lost_with_its_machine(tmp_path: Path) -> None:
         beyond(job, tmp_path / "disks" / "localhost", 3)
         rank_0(job).send_signal(signal.SIGKILL)
         assert job.wait() == 1, job.said()
-        assert "all workers that had the training state are lost, and there is no commit of it in" in job.said()
+        assert "all workers that had the training's state are lost, and there is no commit of it in" in job.said()
     assert {line["worker"] for line in job.steps()} == {"localhost[0]#0"}
 
 

@@ -124,7 +124,7 @@ class ThreadKeeper:
         try:
             code, at = self._create(slot, [thread.event])
         except BaseException:  # any exception ends the worker
-            _log.exception("worker %s raised an exception an exception", worker)
+            _log.exception("worker %s raised an exception", worker)
         try:
             self._on_return(worker, slot, code, at)
         finally:

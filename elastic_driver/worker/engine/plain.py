@@ -515,7 +515,7 @@ class PlainEngine:
         if number in self._ranks:
             raise ValueError(f"cannot add process set {number}: it already exists")
         if not members or len(set(members)) < len(members) or not all(0 <= rank < self._size for rank in members):
-            raise ValueError(f"cannot add a process set of ranks {list(members)}: the job has {self._size} ranks ranks")
+            raise ValueError(f"cannot add a process set of ranks {list(members)}: the job has {self._size} ranks")
         self._sets_made += 1
         scope_end = f".set.{self._sets_made}.{number}"
 

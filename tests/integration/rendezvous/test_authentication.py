@@ -406,7 +406,7 @@ def test_on_a_local_socket_a_name_is_enough(loop: str) -> None:
                 assert local.makefile("rb").read().startswith(b"HTTP/1.1 200 OK")
         with connected() as local:
             local.sendall(opening("reader") + status)
-            assert local.makefile("rb").read()[3:].startswith(b"nobody may authenticate here")
+            assert local.makefile("rb").read()[3:].startswith(b"this name cannot authenticate here")
         service.until(lambda: not service.connections, "all have gone")
         folder.close()
 

@@ -313,7 +313,7 @@ def test_who_keeps_openssl_busy_is_cut_off() -> None:
             connection.settimeout = ignore  # type: ignore[method-assign]
 
     with listening(over_tls(silent)) as url:
-        with pytest.raises(UnverifiedDriverError, match="has ended the connection"):
+        with pytest.raises(UnverifiedDriverError, match="it closed the connection"):
             connect(url, credential(), timeout_s=0.1, on_socket=unlimited)
         over.set()
 
