@@ -209,7 +209,7 @@ def _reported(reported: dict[str, float | None]) -> list[str]:
     return [*shown, *([f"{more} more figures"] if more > 0 else [])]
 
 
-_REMARKS = {"blacklisted": "blacklisted", "drained": "drained", "left_out": "left out", "silent": "not heard"}
+_REMARKS = {"blacklisted": "blacklisted", "drained": "drained", "left_out": "left out", "silent": "not responding"}
 
 
 def _hosts(answer: dict[str, Any]) -> list[tuple[str, str, str, str]]:

@@ -52,4 +52,4 @@ def become_in_place(t: Transition, asker: WorkerId) -> None:
     )
     ending = [record for record in state.workers if record.phase is WorkerPhase.LEAVING]
     t.put_all(replace(record, round_id=0, rank=0) for record in ending)
-    t.report(f"worker {asker} has called hvd.init(): from now on workers reset inside their processes")
+    t.report(f"worker {asker} called hvd.init(): from now on, workers reset without restarting their processes")

@@ -73,13 +73,13 @@ def _lose_server(t: Transition, chief: Chief, failure: Failure, *, told: bool) -
     if chief.lost or chief.phase is not ChiefPhase.RUNNING:
         return
     text = f"{failure.who} {failure.how}, and its variables are lost"
-    then = "the chief is started again when another parameter server answers"
+    then = "the chief is restarted when a replacement parameter server answers"
     ends_by = None
     if not t.state.policy.restart_chief:
         ends_by = t.now + t.state.policy.drain_timeout_s
         then = (
-            "no other one is started, and the chief's next use of it fails (with --restart-chief the chief would be "
-            "started again, with another parameter server)"
+            "it is not replaced, and the chief's next use of it fails (with --restart-chief, the chief would "
+            "be restarted with another parameter server)"
         )
     what = f"the variables of {failure.who} are lost" if told else text
     t.report(f"{what}: {then}", warning=not told)
@@ -98,7 +98,7 @@ def take_chief_exit(t: Transition, event: ChiefExited) -> None:
         t.end(ExitCode.BAD_USAGE, event.how)
         return
     if event.returncode == 0:
-        t.end(ExitCode.SUCCESS, "the chief ended with code 0")
+        t.end(ExitCode.SUCCESS, "the chief exited with code 0")
         return
     worker = WorkerId(CHIEF, 0, event.number - 1)
     failure = Failure.said(worker, None, event.how, event.error, event.where, "the chief")
@@ -150,7 +150,7 @@ def _let_go(t: Transition, record: WorkerRecord) -> None:
         when = f"within {limit:g} s (--drain-timeout)"
         if machine is not None and t.now >= machine:
             when = "before its host goes away"
-        t.retire(record, f"{reason}; the chief has not taken it out {when}")
+        t.retire(record, f"{reason}; the chief did not stop using it {when}")
     elif by != record.leave_by:
         t.put(replace(record, leave_by=by))
 
@@ -167,7 +167,7 @@ def _mind_chief(t: Transition) -> None:
     elif chief.lost and not state.policy.restart_chief:
         if chief.ends_by is not None and t.now >= chief.ends_by:
             limit = f"{state.policy.drain_timeout_s:g} s (--drain-timeout)"
-            t.end(ExitCode.USER_CODE_FAILED, f"{chief.lost}; the chief had not ended {limit} after that")
+            t.end(ExitCode.USER_CODE_FAILED, f"{chief.lost}; the chief was still running {limit} later")
     elif chief.lost:
         if _count_restart(t, chief.lost):
             _stop(t, chief, chief.lost, None)
@@ -180,7 +180,7 @@ def _take_failure(t: Transition, chief: Chief) -> None:
         text = f"{chief.lost}; then {chief.failed}" if chief.lost else chief.failed
         t.end(ExitCode.USER_CODE_FAILED, text)
     elif _count_restart(t, chief.failed):
-        t.report(f"{chief.failed}: the chief is started again", warning=True)
+        t.report(f"{chief.failed}: restarting the chief", warning=True)
         t.state = replace(t.state, chief=None)
 
 

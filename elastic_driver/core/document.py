@@ -94,15 +94,15 @@ def describe() -> str:
 def _read(kind: Any, name: str, document: object, now: float) -> Any:
     version = document.get("version") if isinstance(document, dict) else None
     if not isinstance(document, dict) or type(version) is not int or version < 1:
-        raise DocumentError(f"cannot read the {name} of a job: this is no document with a version")
+        raise DocumentError(f"cannot read the {name} of a job: it is not a versioned document")
     if version != VERSION:
         newer = ", from a newer elastic_driver" if version > VERSION else ""
         raise DocumentError(
-            f"cannot read the {name} of a job: the document is of version {version}{newer}; this elastic_driver reads "
+            f"cannot read the {name} of a job: the document has version {version}{newer}; this elastic_driver reads "
             f"version {VERSION}"
         )
     if document.keys() != {"version", name}:
-        raise DocumentError(f"cannot read the {name} of a job: the document has not just a version and that")
+        raise DocumentError(f"cannot read the {name} of a job: the document has other fields than version and that")
     try:
         return codec.from_data(kind, document[name], now, name=name)
     except codec.CodecError as error:

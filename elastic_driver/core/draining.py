@@ -39,13 +39,13 @@ def why_refused(state: State, hostname: str) -> str:
     """Return why a host can be neither drained nor released; "" if it can."""
     if state.is_listed(hostname):
         return ""
-    return f"there is no host {hostname} in the job; its hosts: {', '.join(state.listed) or 'none'}"
+    return f"the job has no host {hostname}; its hosts: {', '.join(state.listed) or 'none'}"
 
 
 def why_needed(state: State, hostname: str, slot: int | None) -> str:
     """Return why a slow place cannot be drained, in words; "" if the job can do without it."""
     if state.phase is not JobPhase.RUNNING or state.notice_kind is not NoticeKind.NONE:
-        return "the job is about to change anyhow"
+        return "the job's hosts are about to change anyway"
     if any(record.leave_by is not None or record.phase is WorkerPhase.LEAVING for record in state.workers):
         return "another worker is leaving"
     after = replace(state, drained=state.drained | {(hostname, slot)})
@@ -61,34 +61,34 @@ def what_was_done(before: State, after: State, hostname: str, *, undo: bool) -> 
     Args:
         before, after: the job before the request and after it.
         hostname: the host.
-        undo: whether it may be used again.
+        undo: whether it can be used again.
     """
     if undo:
         was_drained = any(name == hostname for name, _ in before.drained)
-        return f"host {hostname} may be used again" if was_drained else f"host {hostname} was not drained"
+        return f"host {hostname} can be used again" if was_drained else f"host {hostname} was not drained"
     already = "already " if (hostname, None) in before.drained else ""
     goes = leaves_by(after, hostname) is not None
     living = any(record.worker.hostname == hostname for record in after.workers)
     leave = ": its workers leave at their next commit" if living else ""
     if living and not after.policy.on_change.has_commits:
-        leave = ": its workers are told to end"
+        leave = ": its workers are being stopped"
     if living and after.policy.has_chief:
         leave = _of_servers(after, hostname)
     elif living and goes:
-        leave += "; those that have not by a second before it goes away are killed"
+        leave += "; workers still there one second before it goes away are killed"
     return f"host {hostname} is {already}drained{leave}{what_is_short(after)}"
 
 
 def _of_servers(state: State, hostname: str) -> str:
     """Describe what a drained host's servers do, in a job with a chief."""
     if state.chief is None:
-        return ": its servers are told to end"
-    text = ": its workers end when the chief has taken them out"
+        return ": its servers are being stopped"
+    text = ": its workers are stopped when the chief no longer uses them"
     stay = [server for server in parameter_servers(state).values() if server.worker.hostname == hostname]
     if not stay:
         return text
     moves = state.chief.phase is ChiefPhase.STOPPING
-    return f"{text}; {stay[0].server_name} {'moves when the chief has ended' if moves else 'stays'}"
+    return f"{text}; {stay[0].server_name} {'moves when the chief has exited' if moves else 'stays'}"
 
 
 def what_is_short(state: State) -> str:
@@ -98,5 +98,5 @@ def what_is_short(state: State) -> str:
         return ""
     return (
         f"; that leaves {counted(slots, 'slot')} of the {policy.min_num_proc} that the job needs "
-        f"({policy.least_flag}): it waits for others, and ends after {policy.elastic_timeout_s:g} s (--elastic-timeout)"
+        f"({policy.least_flag}): it waits for more, and ends after {policy.elastic_timeout_s:g} s (--elastic-timeout)"
     )

@@ -61,7 +61,7 @@ def end_if_given_up(t: Transition) -> bool:
 def at_start(failure: Failure | None, policy: Policy) -> str:
     """Describe when a job that has trained nothing yet has failed, and the flag that would make it retry, if any."""
     when = f"within the first {START_S:g} s of the training"
-    return when if failure is not None and failure.is_lasting else f"{when}; {policy.limit_flag} N would try again"
+    return when if failure is not None and failure.is_lasting else f"{when}; {policy.limit_flag} N would allow retries"
 
 
 def _fails_at_start(t: Transition) -> bool:
@@ -80,7 +80,7 @@ def what_failed(state: State) -> str:
 def report_pause(t: Transition, until: float | None) -> None:
     """Report a setback after which the job pauses until ``until``; None if it does not pause."""
     if until is not None:
-        then = f"pausing for {until - t.now:g} s; {t.state.policy.setbacks_limit} times in a row end the job"
+        then = f"pausing for {until - t.now:g} s; {t.state.policy.setbacks_limit} failures in a row end the job"
         t.report(f"{what_failed(t.state)}; {then}", warning=True)
 
 
@@ -104,7 +104,7 @@ def end_if_no_host_can_start(t: Transition, ready: tuple[WorkerRecord, ...], *, 
         return False
     if not all(map(state.blacklist.is_out_for_good, listed)):
         return False
-    hosts, what = ", ".join(listed), "go on" if begun else "start"
+    hosts, what = ", ".join(listed), "continue" if begun else "start"
     t.end(
         ExitCode.USER_CODE_FAILED,
         f"{described(state.first_failure)}; cannot {what}: that leaves no host to start workers on (blacklisted: "
@@ -130,9 +130,9 @@ def _end_if_hosts_never_suffice(t: Transition) -> bool:
     hosts = f"host {names} is" if len(out) == 1 else f"hosts {names} are"
     t.end(
         ExitCode.USER_CODE_FAILED,
-        f"{described(state.first_failure)}; cannot go on: {hosts} out for good, and the list of hosts is fixed, which "
-        f"leaves {slots} of {policy.min_num_proc} slots ({policy.least_flag}). {policy.least_flag} {slots} would let "
-        "it go on with those, --blacklist-cooldown-range LOW HIGH would let failed hosts be used again",
+        f"{described(state.first_failure)}; cannot continue: {hosts} blacklisted permanently, and the list of hosts "
+        f"is fixed, which leaves {slots} of {policy.min_num_proc} slots ({policy.least_flag}). To continue with "
+        "those, set {policy.least_flag} {slots}; to retry failed hosts, set --blacklist-cooldown-range LOW HIGH",
     )
     return True
 
@@ -153,7 +153,7 @@ def is_put_off(t: Transition, until: float | None) -> bool:
 
 def end_half_finished(t: Transition) -> None:
     """End a job in which some workers have failed, and others ended well."""
-    t.end(ExitCode.USER_CODE_FAILED, f"{described(t.state.first_failure)}, when other workers had already finished")
+    t.end(ExitCode.USER_CODE_FAILED, f"{described(t.state.first_failure)}, after other workers had already finished")
 
 
 def check_deadlines(t: Transition) -> None:

@@ -66,7 +66,7 @@ def explain(state: State, now: float, *, gives_up: bool = False, stall: str = ""
                 return f"waiting for the first hosts{_discovery(state, now)}{slots_left}"
             if state.last_call is not None:
                 slots = counted(usable_slots(state), "slot")
-                return f"{slots} there, giving others a moment{_left(state.last_call, now)}"
+                return f"{slots} available, waiting briefly for more hosts{_left(state.last_call, now)}"
             left = _discovery(state, now) + slots_left
             if number := policy.num_parameter_servers:
                 wanted = f"{policy.start_flag} {policy.num_proc} and --parameter-servers {number}"
@@ -77,7 +77,7 @@ def explain(state: State, now: float, *, gives_up: bool = False, stall: str = ""
         case JobPhase.RUNNING | JobPhase.RESETTING if not policy.on_change.has_rounds:
             return _explain_roundless(state, now, slots_left)
         case JobPhase.STARTING if restarts:
-            return f"round {state.round_id} is being started{_unheard(state, now)}{_booting(state)}{slots_left}"
+            return f"round {state.round_id} is starting{_unheard(state, now)}{_booting(state)}{slots_left}"
         case JobPhase.RESETTING if restarts:
             return _explain_restart(state, now, slots_left)
         case JobPhase.STARTING if not state.registry.complete:
@@ -93,11 +93,11 @@ def explain(state: State, now: float, *, gives_up: bool = False, stall: str = ""
             if len(ready) >= policy.min_num_proc and (until := pause_until(state)) is not None and until > now:
                 why = f"{counted(state.setbacks.count, 'round')} in a row failed without progress"
                 if until == state.cuts.until:
-                    why = "workers cannot reach each other, and the job needs them all"
-                return f"{why}; the next begins after a pause{_booting(state)}{_left(until, now)}"
+                    why = "workers cannot reach each other, and the job needs all of them"
+                return f"{why}; the next round begins after a pause{_booting(state)}{_left(until, now)}"
             if len(ready) >= policy.min_num_proc:
                 left = _left(joiners_wait_until(state), now)
-                return f"{counted(len(ready), 'worker')} ready, giving others a moment{_booting(state)}{left}"
+                return f"{counted(len(ready), 'worker')} ready, waiting briefly for more{_booting(state)}{left}"
             some, flags = _ready(state, len(ready))
             lacks = f"waiting for {counted(policy.min_num_proc, 'worker')} ({policy.least_flag}), ready: {some}"
             # The multiple has been named in that case.
@@ -110,13 +110,13 @@ def explain(state: State, now: float, *, gives_up: bool = False, stall: str = ""
             runs = f"round {state.round_id} runs with {workers}"
             members = f"round {state.round_id} with {workers} has been {stall}" if stall else runs
             if finishing(state):
-                return f"{members}; some have finished, waiting for the others"
+                return f"{members}; some have finished, waiting for the rest"
             if state.notice_kind is NoticeKind.HOSTS_UPDATED:
                 return f"{members}; hosts changed, waiting for the next commit"
             out = _unheard(state, now) + _kept_out(state, now, before="; ")
             if state.last_call is not None:
                 more = counted(len(launch_places(state)) - len(state.members), "slot")
-                members += f"; {more} more, giving others a moment{_left(state.last_call, now)}"
+                members += f"; {more} more available, waiting briefly for others{_left(state.last_call, now)}"
             members += _preparing(state, now) if restarts else ""
             return f"{members}{_standby(state)}{_booting(state)}{out}{_discovery(state, now)}"
         case JobPhase.ENDED:
@@ -136,13 +136,13 @@ def _explain_restart(state: State, now: float, slots_left: str) -> str:
             if due is not None and due < max(given):
                 limit = "before their host goes away"
             left = _left_for(state, ending, max(given) if due is None else min(due, max(given)), now)
-            return f"{over}; waiting for {names(ending)} to checkpoint and end ({limit}){left}"
-        return f"{over}; waiting for {names(ending)} to end{_left_for(state, ending, until, now)}"
+            return f"{over}; waiting for {names(ending)} to checkpoint and exit ({limit}){left}"
+        return f"{over}; waiting for {names(ending)} to exit{_left_for(state, ending, until, now)}"
     places = len(launch_places(state))
     if state.last_call is not None:
-        return f"{over}; {counted(places, 'slot')} there, giving others a moment{_left(state.last_call, now)}"
+        return f"{over}; {counted(places, 'slot')} available, waiting briefly for more{_left(state.last_call, now)}"
     if places >= state.policy.min_num_proc:
-        return f"{_pausing(state, 'round')}; the next begins after a pause{_left(pause_until(state), now)}"
+        return f"{_pausing(state, 'round')}; the next round begins after a pause{_left(pause_until(state), now)}"
     return f"{over}; {_waiting_for_slots(state, now)}{slots_left}"
 
 
@@ -152,10 +152,10 @@ def _explain_roundless(state: State, now: float, slots_left: str) -> str:
         return f"{_waiting_for_slots(state, now)}{slots_left}"
     text = f"{counted(len(in_phase(state, WorkerPhase.MEMBER)), 'worker')} running"
     if ends:
-        return f"{text}; some have finished, waiting for the others"
+        return f"{text}; some have finished, waiting for the rest"
     until = state.setbacks.present.until
     if until is not None:
-        text += f"; {_pausing(state, 'worker')}; the next starts after a pause{_left(until, now)}"
+        text += f"; {_pausing(state, 'worker')}; the next one starts after a pause{_left(until, now)}"
     short = (
         ""
         if state.slots_deadline is None
@@ -172,21 +172,23 @@ def _explain_chief(state: State, now: float, slots_left: str) -> str:
     there = f"{counted(len(workers), 'worker')} and {counted(len(servers), 'parameter server')}"
     text = f"the chief runs with {there}"
     if chief is None:
-        text = f"the chief is {'to be started again' if state.chiefs else 'not started yet'}; answering: {there}"
+        text = f"the chief is {'being restarted' if state.chiefs else 'not started yet'}; answering: {there}"
     elif chief.phase is ChiefPhase.STOPPING:
-        text = f"the chief is told to end, to be started again; answering: {there}"
+        text = f"the chief is being stopped for a restart; answering: {there}"
     elif chief.lost:
-        text = f"{chief.lost}; waiting for the chief to end{_left(chief.ends_by, now)}"
+        text = f"{chief.lost}; waiting for the chief to exit{_left(chief.ends_by, now)}"
     until = state.setbacks.present.until
     if until is not None:
-        text += f"; {_pausing(state, 'start')}; the next starts after a pause{_left(until, now)}"
+        text += f"; {_pausing(state, 'start')}; the next one starts after a pause{_left(until, now)}"
     if state.slots_deadline is not None:
         least = f"{counted(policy.min_num_proc, 'worker')} needed ({policy.least_flag})"
         text += f"; {least}, {_slots(state, now)}{slots_left}"
     off = [record.worker for record in workers if record.leave_by is not None]
-    text += f"; {names(off)} to leave" if off else ""
+    text += f"; {names(off)} leaving" if off else ""
     stay = [r.server_name for r in servers if not all_offered(state, (r.worker,))] if chief is not None else []
-    text += f"; {_listed(stay)} {'stay' if len(stay) > 1 else 'stays'} where no worker may be" if stay else ""
+    text += (
+        f"; {_listed(stay)} {'stay' if len(stay) > 1 else 'stays'} on a host that gets no new workers" if stay else ""
+    )
     out = _unheard(state, now) + ("" if state.slots_deadline is not None else _kept_out(state, now, before="; "))
     return f"{text}{_booting(state)}{out}{_discovery(state, now)}"
 
@@ -212,7 +214,7 @@ def _slots(state: State, now: float, *, unused: bool = True) -> str:
     free = [Host(host.name, slots) for host in state.hosts if (slots := free_slots(state, host))]
     text = f"slots: {sum(host.slots for host in free)}"
     text += f" ({_listed([str(host) for host in free])})" if free else ""
-    none = "" if state.hosts else ", none of the listed hosts is up" if state.listed else ", no host is listed"
+    none = "" if state.hosts else ", no listed host is up" if state.listed else ", no host is listed"
     return f"{text}{none}{_kept_out(state, now, before=', ', unused=unused)}"
 
 
@@ -221,7 +223,7 @@ def _kept_out(state: State, now: float, *, before: str, unused: bool = True) -> 
     text = ""
     out = [entry for entry in state.blacklist.entries if entry.active]
     if out:
-        times = ["for good" if one.until is None else f"{max(0.0, one.until - now):.0f} s left" for one in out]
+        times = ["permanently" if one.until is None else f"{max(0.0, one.until - now):.0f} s left" for one in out]
         hosts = [f"{one.hostname} ({time})" for one, time in zip(out, times, strict=True)]
         text += f"{before}blacklisted: {_listed(hosts)}"
     left_out = [
@@ -247,7 +249,7 @@ def _kept_out(state: State, now: float, *, before: str, unused: bool = True) -> 
         for departing_host in state.departing
         if departing_host.by is not None
     }
-    going = [f"{name} ({f'{left_s:.0f} s left' if left_s else 'any moment'})" for name, left_s in going_in.items()]
+    going = [f"{name} ({f'{left_s:.0f} s left' if left_s else 'at any moment'})" for name, left_s in going_in.items()]
     if going:
         text += f"{before}going away: {_listed(going)}"
     places = [place for place in places if place not in going_in]
@@ -262,8 +264,8 @@ def room_for_standbys(state: State, now: float) -> str:
     policy = state.policy
     ranked = policy.max_num_proc or len(state.members)
     return (
-        f"there is room for {len(standby_places(state))} of {counted(policy.num_standby, 'standby')} (--standby) "
-        f"beside {counted(ranked, 'worker')} ({policy.most_flag}), {_slots(state, now)}"
+        f"there is room for only {len(standby_places(state))} of {counted(policy.num_standby, 'standby')} "
+        f"(--standby) besides {counted(ranked, 'worker')} ({policy.most_flag}), {_slots(state, now)}"
     )
 
 
@@ -293,16 +295,16 @@ def _ready(state: State, members: int) -> tuple[str, list[str]]:
         flags.append(f"--np-multiple {policy.num_proc_multiple}")
     if policy.ranks_per_host_multiple > 1:
         flags.append(f"--ranks-per-host-multiple {policy.ranks_per_host_multiple}")
-    return f"{number}, of whom {members} make up a round ({', '.join(flags)})", flags
+    return f"{number}, of which {members} can form a round ({', '.join(flags)})", flags
 
 
 def why_no_place(state: State, hostname: str, slot: int) -> str:
     """Explain why a worker that was there no longer has a place in the job."""
     host = next((host for host in state.hosts if host.name == hostname), None)
     if hostname in state.discovery.down:
-        return f"host {hostname} is not up any more"
+        return f"host {hostname} is no longer up"
     if host is None:
-        return f"host {hostname} is not listed any more"
+        return f"host {hostname} is no longer listed"
     if slot >= host.slots:
         return f"host {hostname} has only {counted(host.slots, 'slot')} now"
     if (hostname, None) in state.drained:
@@ -316,9 +318,9 @@ def why_no_place(state: State, hostname: str, slot: int) -> str:
     if flag := why_left_over(state, hostname):
         return f"slot {slot} of host {hostname} is not used: {flag}"
     if (hostname, slot) in server_places(state):
-        return f"slot {slot} of host {hostname} is for a parameter server"
+        return f"slot {slot} of host {hostname} is reserved for a parameter server"
     most = counted(state.policy.max_num_proc or len(state.members), "worker")
-    return f"the job has its {most} ({state.policy.most_flag})"
+    return f"the job already has its maximum of {most} ({state.policy.most_flag})"
 
 
 def _booting(state: State) -> str:
@@ -330,13 +332,13 @@ def _booting(state: State) -> str:
     leaving = in_phase(state, WorkerPhase.LEAVING)
     places = target_places(state) if leaving else {}
     ending = [record.worker for record in leaving if in_target(record, places)]
-    return text + (f"; {names(ending)} still ending" if ending else "")
+    return text + (f"; {names(ending)} still exiting" if ending else "")
 
 
 def _unheard(state: State, now: float) -> str:
     """List the silent hosts that are not given up."""
     silent = [f"{one.hostname} ({now - one.since:.0f} s)" for one in concerning(state) if one.sure and not one.given_up]
-    return f"; not heard: {_listed(silent)}" if silent else ""
+    return f"; not responding: {_listed(silent)}" if silent else ""
 
 
 def _left_for(state: State, workers: Sequence[WorkerId], deadline: float | None, now: float) -> str:

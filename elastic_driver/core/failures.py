@@ -115,10 +115,10 @@ def fail_in_round(t: Transition, record: WorkerRecord, crash: Crash, *, stays: b
     elif wanted and t.state.blacklist.is_blacklisted(worker.hostname):
         for other in t.on_host(worker.hostname):
             if other.phase is not WorkerPhase.LEAVING:
-                t.stop(other, f"its host is taken out of the job: worker {worker} {how}")
+                t.stop(other, f"its host is removed from the job: worker {worker} {how}")
     else:
         late = leaves_by(t.state, worker.hostname) is not None
-        text = f"worker {worker} {how}{'' if wanted or late else ' after its place was removed'}"
+        text = f"worker {worker} {how}{'' if wanted or late else ' after its slot was removed'}"
     t.note_failure(crash.failure, fault, text)
     t.break_round(text)
 

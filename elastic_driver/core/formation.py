@@ -78,7 +78,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
     if state.policy.durable and not tells_commits:
         # A job cannot resume from what is not on disk.
         state = replace(state, policy=replace(state.policy, durable=False))
-        t.report("--durable-dir does nothing here: the workers run Horovod's own library", warning=True)
+        t.report("--durable-dir has no effect here: the workers run Horovod's own library", warning=True)
     t.state = forget_round(state, formed)
     t.put_all(
         replace(
@@ -110,7 +110,7 @@ def tell_of_strangers(t: Transition) -> None:
     absent = [name for name in t.state.policy.protect if name not in known]
     if absent:
         hosts = f"host{'s' if len(absent) > 1 else ''} {', '.join(absent)}"
-        t.report(f"{hosts}, named by --protect, {'are' if len(absent) > 1 else 'is'} not in the job yet", warning=True)
+        t.report(f"{hosts}, given by --protect, {'are' if len(absent) > 1 else 'is'} not in the job yet", warning=True)
 
 
 def cause_of(t: Transition, new: tuple[WorkerId, ...]) -> str:

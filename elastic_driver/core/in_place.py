@@ -98,7 +98,7 @@ def take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None:
         registry=t.state.registry.record(event.worker, WorkerState.READY),
     )
     if not was_member and t.state.round is not None and in_target(record, standby_places(t.state)):
-        t.report(f"worker {event.worker} stands by for a member that is lost")
+        t.report(f"worker {event.worker} stands by to replace a lost member")
     if was_member:
         reset = t.in_reset()
         if event.unreachable:
@@ -160,7 +160,7 @@ def take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> Non
     if t.state.ever_ready:
         take_failure(t, record, Crash(failure_of(record, "exited with code 0"), Fault.OWN, wanted))
     elif t.state.policy.must_init:
-        t.end(ExitCode.BAD_USAGE, f"{message}; is the command a training script of this library?")
+        t.end(ExitCode.BAD_USAGE, f"{message}; is the command a training script that uses this library?")
     else:
         t.register(worker, WorkerState.SUCCESS)  # it may have nothing to train: it is not replaced
 
@@ -205,7 +205,7 @@ def _stop_late_workers(t: Transition) -> None:
             t.stop(record, f"it did not end within {DISMISSED_GRACE_S:g} s of being dismissed")
         elif record.worker not in t.state.registry.expected:
             how = f"did not call hvd.init() within {t.state.policy.start_timeout_s:g} s (--start-timeout)"
-            t.stop(record, f"it {how}; another is started in its place")
+            t.stop(record, f"it {how}; a replacement is started")
 
 
 def _vote_out_the_silent(t: Transition) -> None:
@@ -221,7 +221,7 @@ def _vote_out_the_silent(t: Transition) -> None:
             f"it? If it only starts slowly, raise --start-timeout{other}",
         )
         return
-    what = "call hvd.init()" if t.state.phase is JobPhase.STARTING else "ask for the next round"
+    what = "call hvd.init()" if t.state.phase is JobPhase.STARTING else "join the next round"
     for worker in registry.missing:
         how = f"did not {what} within {limit}"
         record = record_of(t.state, worker)
@@ -275,20 +275,20 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
         lost = tuple(dict.fromkeys(worker.hostname for worker in failed or state.members))
         hosts = f"host{'' if len(lost) == 1 else 's'} {', '.join(lost)}"
         # A failure of the training itself would recur.
-        hint = "" if state.setbacks.present.failure else "; with --durable-dir a job goes on from commits on disk"
+        hint = "" if state.setbacks.present.failure else "; with --durable-dir, a job resumes from commits on disk"
         t.end(
             ExitCode.USER_CODE_FAILED,
             f"{described(failure)}; all workers of round {state.round_id} that had the training's state are lost "
             f"({hosts}){hint}",
         )
     elif not members and not failed:
-        t.end(ExitCode.SUCCESS, f"all workers of round {state.round_id} ended with code 0")
+        t.end(ExitCode.SUCCESS, f"all workers of round {state.round_id} exited with code 0")
     elif succeeded and failed:
         end_half_finished(t)
     elif succeeded:
         t.end(
             ExitCode.USER_CODE_FAILED,
-            f"{names(succeeded)} exited with code 0 while {names(members)} still trained: a rank left early",
+            f"{names(succeeded)} exited with code 0 while {names(members)} were still training: a rank left early",
         )
     else:
         return end_if_given_up(t)
@@ -301,7 +301,7 @@ def _end_if_start_failed(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool
     done = t.state.registry.workers_in(WorkerState.SUCCESS)
     if done and t.state.first_failure is None:
         number = "worker" if len(done) == 1 else f"{len(done)} workers"
-        t.end(ExitCode.SUCCESS, f"all {number} ended with code 0; none called hvd.init()")
+        t.end(ExitCode.SUCCESS, f"all {number} exited with code 0 without calling hvd.init()")
         return True
     if done:
         end_half_finished(t)

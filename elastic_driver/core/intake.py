@@ -93,7 +93,7 @@ def take(t: Transition, event: Event) -> None:
     """
     why = why_impossible(t.state, event)
     if why:
-        raise IllegalEventError(f"cannot take {event}: {why}")
+        raise IllegalEventError(f"cannot accept {event}: {why}")
     match event:
         case HostsDiscovered():
             _take_hosts(t, event)
@@ -132,7 +132,7 @@ def _take_hosts(t: Transition, event: HostsDiscovered) -> None:
     outage = discovery.outage
     if outage is not None and event.answered:
         if discovery.told_at == outage.since or t.now - outage.since >= DISCOVERY_OUTAGE_S:
-            t.report(f"host discovery answers again, after {t.now - outage.since:.0f} s")
+            t.report(f"host discovery works again, after {t.now - outage.since:.0f} s")
         outage = None
     up = dict.fromkeys(host.name for host in event.hosts)
     last = {host.name: host.incarnation for host in discovery.order}
@@ -195,7 +195,7 @@ def _take_host_report(t: Transition, event: HostReport) -> None:
                 )
             t.state = replace(t.state, silent=others)
             if known.told and not known.given_up:
-                t.report(f"host {event.hostname} is heard again, after {t.now - known.since:.1f} s")
+                t.report(f"host {event.hostname} responds again, after {t.now - known.since:.1f} s")
     elif known is None:
         fresh = Silence(event.hostname, t.now - event.silent_s, sure=event.sure)
         t.state = replace(t.state, silent=(*others, fresh))
@@ -209,7 +209,7 @@ def _take_departures(t: Transition, departures: Sequence[Departure]) -> None:
     for departing_host in t.state.departing:
         if departing_host.listed and departing_host.hostname not in said:
             _take_drain(
-                t, DrainRequested(departing_host.hostname, None, f"no longer so: {departing_host.why}", undo=True)
+                t, DrainRequested(departing_host.hostname, None, f"no longer going away ({departing_host.why})", undo=True)
             )
     for departure in departures:
         if t.state.is_listed(departure.hostname):
@@ -227,7 +227,7 @@ def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -
     if event.undo:
         places = frozenset(place for place in t.state.drained if place[0] == name and slot in (None, place[1]))
         if places:
-            t.report(f"{what} may be used again: {event.why}")
+            t.report(f"{what} can be used again: {event.why}")
         departing = tuple(
             departing_host
             for departing_host in t.state.departing
@@ -240,13 +240,13 @@ def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -
     is_news = (name, slot) not in t.state.drained
     t.state = replace(t.state, drained=t.state.drained | {(name, slot)})
     if is_news or is_sooner:
-        when = "leaves at the next commit" if t.state.policy.on_change.has_commits else "leaves now"
+        when = "is leaving at the next commit" if t.state.policy.on_change.has_commits else "is leaving now"
         left = "" if event.within_s is None else f"; its machine goes away in {in_seconds(event.within_s)}"
         t.report(f"{what} {when}: {event.why}{left}")
     used = [r for r in inside if r.parameter_server is not None and r.phase is WorkerPhase.MEMBER]
     if used and t.state.chief is not None and (is_news or is_sooner):
-        what_then = "until there is a place for another" if t.state.policy.restart_chief else "as long as it can"
-        t.report(f"{used[0].server_name} stays {what_then}: its variables are nowhere else", warning=True)
+        what_then = "until another slot is free for it" if t.state.policy.restart_chief else "as long as it can"
+        t.report(f"{used[0].server_name} stays {what_then}: no other process has its variables", warning=True)
     # A user who drains a host gets the answer directly; the sender of a signal, and a machine that goes away, do not.
     short = what_is_short(t.state)
     staying = [record for record in inside if record.phase is not WorkerPhase.LEAVING]
@@ -256,7 +256,7 @@ def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -
         t.report(f"host {name} goes away{until}{short}", warning=True)
     elif short and is_news and slot is not None:
         for record in staying:
-            undo = f"elasticrun drain --undo {name} gives its place back"
+            undo = f"elasticrun drain --undo {name} undoes it"
             t.report(f"worker {record.worker} is drained{short}; {undo}", warning=True)
     limit, machine = t.now + t.state.policy.drain_timeout_s, leaves_by(t.state, name)
     if machine is not None:
@@ -299,7 +299,7 @@ def _take_discovery_failure(t: Transition, event: DiscoveryFailed) -> None:
     if discovery.hosts is None and not event.may_pass:
         t.end(ExitCode.BAD_USAGE, event.message)
         return
-    going_on = "trying again" if discovery.hosts is None else "going on with the hosts known so far"
+    going_on = "trying again" if discovery.hosts is None else "continuing with the known hosts"
     told = discovery.told_at
     # A script that fails now and then is not reported each time.
     if discovery.outage is None and (told is None or t.now - told >= DISCOVERY_TOLD_S):

@@ -124,9 +124,9 @@ def why_impossible(state: State, event: Event) -> str:
             if len(names) != len(set(names)):
                 return "a host is listed twice"
             if not event.down.isdisjoint(names):
-                return "a host is up and down"
+                return "a host is both up and down"
             if not event.preparing.issubset(names):
-                return "a host that is not up prepares for workers"
+                return "a host that is not up is preparing for workers"
             of_hosts = (f"host {host.name} has {host.slots} slots" for host in event.hosts if host.slots < 1)
             return next(of_hosts, "") or next(filter(None, map(_why_no_departure, event.departures)), "")
         case DrainRequested():
@@ -134,7 +134,7 @@ def why_impossible(state: State, event: Event) -> str:
         case HostsReported():
             return next(filter(None, (why_impossible(state, report) for report in event.reports)), "")
         case HostSilent():
-            return "" if event.silent_s >= 0 else f"host {event.hostname} is silent for {event.silent_s} s"
+            return "" if event.silent_s >= 0 else f"host {event.hostname} has been silent for {event.silent_s} s"
         case HostLost():
             if any(worker.hostname != event.hostname for worker in event.workers):
                 return f"a worker of another host is lost with host {event.hostname}"
@@ -166,9 +166,9 @@ def _why_impossible_of_worker(state: State, event: WorkerEvent) -> str:
             # It may refer to the rounds before it first called init().
             last = max(state.rounds_before, state.round_id if record is None else record.round_id)
             if not 0 <= round_id <= last:
-                return f"worker {worker} speaks of round {round_id}, and the last that it can know is {last}"
+                return f"worker {worker} refers to round {round_id}; the last one that it can know is {last}"
             if isinstance(event, WorkerReady) and any(rank < 0 for rank in event.unreachable):
-                return f"worker {worker} speaks of rank {min(event.unreachable)}"
+                return f"worker {worker} refers to rank {min(event.unreachable)}"
             if isinstance(event, WorkerReady) and not 0 <= event.uncommitted_s < math.inf:
                 return f"worker {worker} has trained for {event.uncommitted_s} s since its last commit"
         case _:
@@ -184,4 +184,4 @@ def _was_started(state: State, worker: WorkerId) -> bool:
 
 
 def _why_no_draw(draw: float) -> str:
-    return "" if 0 <= draw <= 1 else f"{draw} is no draw from 0 to 1"
+    return "" if 0 <= draw <= 1 else f"{draw} is not a random number from 0 to 1"

@@ -27,9 +27,9 @@ def why_unpublished(state: State, worker: WorkerId, round_id: int) -> str:
         return "the job is over"
     record = record_of(state, worker)
     if record is None or record.phase is WorkerPhase.LEAVING:
-        return f"worker {worker} is none of the job's workers any more"
+        return f"worker {worker} no longer belongs to the job"
     if round_id > state.round_id:
         return f"there has been no round {round_id}"
     if not state.is_member(worker):
-        return f"round {round_id} is over, and worker {worker} is no member of round {state.round_id}"
+        return f"round {round_id} is over, and worker {worker} is not a member of round {state.round_id}"
     return ""

@@ -34,7 +34,7 @@ from elastic_driver.core.state import (
 from elastic_driver.errors import ElasticError
 from elastic_driver.hosts import CHIEF, WorkerId
 
-_AGAIN = "the driver has told it so before, and was away since"
+_AGAIN = "repeated after the driver's absence"
 
 
 class OlderStateError(ElasticError, ValueError):
@@ -76,7 +76,7 @@ def redo(state: State, levels: HostLevels) -> list[Command]:
         return list(_chief_orders(state, levels))
     # When the job has ended, the state no longer records which hosts were heard again since.
     if not state.ended and any(silence.hostname == levels.hostname and silence.given_up for silence in state.silent):
-        return [GiveUpHost(levels.hostname, "it was given up while it was not heard")]
+        return [GiveUpHost(levels.hostname, "it was given up while it did not respond")]
     commands = [command for worker in levels.there for command in _orders(state, worker)]
     fresh = [record.worker for record in _not_there(state, levels) if _is_to_start(state, record)]
     # A plan covers all workers of the job: none is made for each of a thousand hosts that need no start.
@@ -111,8 +111,8 @@ def _check_age(state: State, levels: HostLevels) -> None:
     ):
         if known > own:
             raise OlderStateError(
-                f"cannot go on with host {levels.hostname}: its agent knows {what} {known}, and the last one here is "
-                f"{own}; this state is older than the job, perhaps of a copy"
+                f"cannot continue with host {levels.hostname}: its agent knows {what} {known}, but the last one here "
+                f"is {own}; this state is older than the job, for example a copy"
             )
 
 

@@ -120,7 +120,7 @@ def _begin_or_end_round(t: Transition) -> None:
     if t.state.phase is JobPhase.RUNNING and _has_other_places(t):
         t.in_reset()
     if t.state.phase is JobPhase.RUNNING and t.state.registry.complete:
-        t.end(ExitCode.SUCCESS, f"all workers of round {t.state.round_id} ended with code 0")
+        t.end(ExitCode.SUCCESS, f"all workers of round {t.state.round_id} exited with code 0")
     if t.state.phase is JobPhase.RESETTING:
         _stop_the_rest(t)
 
@@ -267,7 +267,7 @@ def _stop_the_rest(t: Transition) -> None:
     is_broken = reset.unplanned or reset.peers_lost or state.registry.expected != state.members
     due = first_to_go(state, (*staying, *slow))
     is_late = due is not None and t.now >= due
-    what = "others of its workers are lost" if is_broken else "a host of its workers goes away"
+    what = "other workers of the round are lost" if is_broken else "one of its hosts goes away"
     hurry = f"round {state.round_id} is over, and {what}"
     why = f"round {state.round_id} is over: {'; '.join(causes(state)) or 'the hosts have changed'}"
     for record in staying:

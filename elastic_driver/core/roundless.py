@@ -159,7 +159,7 @@ def _end_if_all_have_ended(t: Transition) -> None:
     if t.state.registry.workers_in(WorkerState.FAILURE):
         end_half_finished(t)
     else:
-        t.end(ExitCode.SUCCESS, "all workers ended with code 0")
+        t.end(ExitCode.SUCCESS, "all workers exited with code 0")
 
 
 DECIDERS: tuple[Callable[[Transition], None], ...] = (

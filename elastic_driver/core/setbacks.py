@@ -265,10 +265,10 @@ class Setbacks:
             alike = "the same error each time" + ("" if self.one_rank else ", but not on the same rank")
         else:
             is_one = self.one_rank and self.last is not None and self.last.rank is not None
-            alike = "with different errors, of which this is the last" + (", all on the same rank" if is_one else "")
+            alike = "with different errors, this one last" + (", all on the same rank" if is_one else "")
         beyond = f" and {counted(self.steps, 'operation')}" if self.steps else ""
         cause = self.last.full if self.last is not None else "no failure was recorded"
-        far = f" and came no further than {'commit' if has_commits else 'step'} {self.commits}{beyond}"
+        far = f" without getting past {'commit' if has_commits else 'step'} {self.commits}{beyond}"
         if not has_commits and not self.commits:
             far = ""
         return f"{cause}; the training failed {self.count} times in a row{far}, {alike}"

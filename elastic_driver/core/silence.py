@@ -38,10 +38,10 @@ def give_up_silent(t: Transition) -> None:
         if silence.given_up or not silence.sure or not is_concerned:
             pass  # an unlisted host without workers may return to the list, still silent
         elif silence.kept_until is None and (not why or silence.hostname not in living):
-            t.commands.append(GiveUpHost(silence.hostname, f"it was not heard for {silent_s:.1f} s"))
+            t.commands.append(GiveUpHost(silence.hostname, f"it did not respond for {silent_s:.1f} s"))
             silence = replace(silence, given_up=True)
         elif why_told and not silence.told:
-            text = f"host {silence.hostname} has not been heard for {silent_s:.1f} s; the job waits for it: {why_told}"
+            text = f"host {silence.hostname} has not responded for {silent_s:.1f} s; the job waits for it: {why_told}"
             t.report(text, warning=True)
             silence = replace(silence, told=True)
         after.append(silence)
@@ -57,23 +57,23 @@ def why_needed(state: State, hostnames: Collection[str]) -> str:
     if not there:
         return ""
     if _train_alone(state, there, elsewhere):
-        return "no other worker " + (f"of round {state.round_id} lives" if state.members else "lives")
+        return "no other worker " + (f"of round {state.round_id} is alive" if state.members else "is alive")
     unlisted = replace(state.discovery, hosts=tuple(host for host in state.hosts if host.name not in names))
     rest = replace(state, discovery=unlisted)
     # Restarted workers would be other processes than these.
     living = [record for record in elsewhere if _is_there(state, record)]
     used = [record for record in parameter_servers(state).values() if record.worker in there]
     if used and state.chief is not None:
-        return f"{used[0].server_name} has variables that nobody else has"
+        return f"{used[0].server_name} has variables that no other process has"
     left = len(that_fit(rest, living) if kind.asks_for_rounds else target_places(rest))
     if left < policy.min_num_proc:
         which = "it" if len(names) == 1 else f"hosts {', '.join(dict.fromkeys(worker.hostname for worker in there))}"
         number = len(living) if kind.asks_for_rounds and policy.multiple > 1 else left
         some = f"{'is' if number == 1 else 'are'} {counted(number, 'worker')}"
-        some += f", of whom {left} make up a round" if number > left else ""
+        some += f", of which {left} can form a round" if number > left else ""
         return f"without {which} there {some}, and {policy.least_flag} is {policy.min_num_proc}"
     if kind.has_commits and state.round is not None and not policy.durable and not any(map(_holds_state, elsewhere)):
-        return "nobody else has the training's state"
+        return "no other worker has the training's state"
     return ""
 
 

@@ -65,7 +65,7 @@ def kill_late_workers(t: Transition) -> None:
                 reason = how
                 if goes:
                     how, fault = "had not left when its host was about to go", Fault.OUTSIDE
-                    reason = f"{how}: what it has done since the last commit is lost"
+                    reason = f"{how}: its work since the last commit is lost"
                 t.kill(record, KillWorker(record.worker, reason), Kill(how, fault))
             else:
                 t.put(record)

@@ -81,7 +81,7 @@ def _leave_out(t: Transition, going: Sequence[str], pairs: Sequence[Accusation],
         pairs = [pair for pair in pairs if name not in (pair.accuser.hostname, pair.accused.first.hostname)]
     if len(going) > _MOST_TOLD:
         some = f"{len(going) - _MOST_TOLD} more host{'' if len(going) == _MOST_TOLD + 1 else 's'}"
-        t.report(f"{some} left out likewise: {', '.join(going[_MOST_TOLD:])}", warning=True)
+        t.report(f"{some} also left out: {', '.join(going[_MOST_TOLD:])}", warning=True)
     t.state = replace(t.state, cuts=cuts)
     for record in in_phase(t.state, WorkerPhase.READY):
         if record.worker.hostname in gone:
@@ -95,14 +95,14 @@ def _try_again(t: Transition, going: Sequence[str], pairs: Sequence[Accusation])
     said = _told(going[0], pairs)
     without = f"host {going[0]}" if len(going) == 1 else f"{len(going)} hosts"
     least = f"{policy.least_flag} {policy.min_num_proc}"
-    few = f"{said}; without {without} the job has too few workers ({least}), or not its state"
+    few = f"{said}; without {without} the job has too few workers ({least}), or no copy of the training's state"
     if cuts.since is not None and t.now >= cuts.since + policy.elastic_timeout_s:
         t.end(ExitCode.TOO_FEW_SLOTS, f"{few}; gave up after {policy.elastic_timeout_s:g} s (--elastic-timeout)")
         return
     cuts = cuts.pause(t.now, policy.pause_range_s)
     t.state = replace(t.state, cuts=cuts)
     assert cuts.until is not None
-    t.report(f"{few}; all are tried again in {cuts.until - t.now:g} s", warning=True)
+    t.report(f"{few}; retrying with all of them in {cuts.until - t.now:g} s", warning=True)
 
 
 def _told(hostname: str, pairs: Sequence[Accusation]) -> str:

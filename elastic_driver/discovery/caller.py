@@ -66,7 +66,7 @@ def as_host(name: str, value: int | Host) -> Host:
     if not isinstance(value, Host):
         return Host(name, int(value))
     if value.name != name:
-        raise ValueError(f"it gives host {value.name!r} under the name {name!r}")
+        raise ValueError(f"it returned host {value.name!r} under the name {name!r}")
     return Host(name, int(value.slots), tuple(map(str, value.labels)))
 
 
@@ -107,7 +107,8 @@ class CallerDiscovery:
         took_s = 0.0 if self._answer is None or self._answer.done() else time.monotonic() - self._asked_at
         if took_s >= _SLOW_S:
             return (
-                f"the discovery object has not answered for {took_s:.0f} s of {self._timeout_s:g} (discovery_timeout)"
+                f"the discovery object has not returned for {took_s:.0f} s (limit: {self._timeout_s:g} s, "
+                "discovery_timeout)"
             )
         return "the discovery object lists no hosts" if self._lists_none else ""
 
@@ -134,11 +135,11 @@ class CallerDiscovery:
                 line = await asyncio.shield(self._answer)
         except TimeoutError:
             raise DiscoveryError(
-                f"the discovery object did not answer within {self._timeout_s:g} s (discovery_timeout)", may_pass=True
+                f"the discovery object did not return within {self._timeout_s:g} s (discovery_timeout)", may_pass=True
             ) from None
         except OSError as error:
             self._answer = None
-            raise DiscoveryError(f"cannot ask the discovery object: {in_words(error)}") from error
+            raise DiscoveryError(f"cannot call the discovery object: {in_words(error)}") from error
         except asyncio.CancelledError:
             self._answer.cancel()
             raise
@@ -155,7 +156,7 @@ class CallerDiscovery:
         while not line.endswith(b"\n"):
             piece = await loop.sock_recv(self._connection, 65536)
             if not piece:
-                raise ConnectionError("the process that called elastic_driver.run is gone")
+                raise ConnectionError("the process that called elastic_driver.run() has ended")
             line += piece
             if len(line) > _MAX_ANSWER_BYTES:
                 raise OSError(f"it listed more than {_MAX_ANSWER_BYTES} bytes")
@@ -179,7 +180,7 @@ def hosts_of(found: Mapping[str, int | Host]) -> tuple[Host, ...]:
     try:
         return _checked(as_host(name, value) for name, value in found.items())
     except ValueError as error:
-        raise DiscoveryError(f"the discovery object gave no list of hosts: {str(error)[:_MAX_SAID]}") from error
+        raise DiscoveryError(f"the discovery object did not return valid hosts: {str(error)[:_MAX_SAID]}") from error
 
 
 def _checked(hosts: Iterable[Host]) -> tuple[Host, ...]:
@@ -187,7 +188,7 @@ def _checked(hosts: Iterable[Host]) -> tuple[Host, ...]:
         # Parsed like a line of a script, so that invalid names are rejected here.
         return tuple(_checked_host(host) for host in hosts if host.slots != 0)
     except SettingsError as error:
-        raise DiscoveryError(f"the discovery object gave no list of hosts: {str(error)[:_MAX_SAID]}") from error
+        raise DiscoveryError(f"the discovery object did not return valid hosts: {str(error)[:_MAX_SAID]}") from error
 
 
 def _checked_host(host: Host) -> Host:

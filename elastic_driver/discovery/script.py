@@ -89,14 +89,14 @@ class ScriptDiscovery:
         took_s = 0.0 if self._began is None else time.monotonic() - self._began
         if took_s >= _SLOW_S:
             state, output = (
-                f"has run for {took_s:.0f} s of {self._timeout_s:g} (--discovery-timeout)",
+                f"has been running for {took_s:.0f} s (limit: {self._timeout_s:g} s, --discovery-timeout)",
                 self._error_output(),
             )
         elif self._lists_none is not None:
             state, output = "lists no hosts", self._lists_none
         else:
             return ""
-        return f"{self._subject} {state}" + (f", and says on its standard error: {output}" if output else "")
+        return f"{self._subject} {state}" + (f"; its standard error: {output}" if output else "")
 
     async def wait_change(self, limit_s: float) -> None:
         """Wait for ``limit_s``: the script is polled."""
@@ -144,7 +144,7 @@ class ScriptDiscovery:
                 await asyncio.shield(run.ended)
         except TimeoutError:
             # The shell may have ended while one of its children holds its output open.
-            happened = "left a process that holds its output open" if run.ended.done() else "did not end"
+            happened = "did not close its output (held open by a child process)" if run.ended.done() else "did not end"
             await run.kill_tree()
             output = self._error_output()
             raise DiscoveryError(
@@ -162,7 +162,7 @@ class ScriptDiscovery:
         if returncode:
             output = self._error_output()
             raise DiscoveryError(
-                f"{self._subject} {_failed(returncode)}: {output or 'it printed nothing on its standard error'}",
+                f"{self._subject} {_failed(returncode)}: {output or 'its standard error is empty'}",
                 may_pass=returncode not in _CANNOT_RUN,
             )
         try:
@@ -171,7 +171,7 @@ class ScriptDiscovery:
             near = stdout[max(0, error.start - 20) : error.start + 20]
             raise DiscoveryError(f"{self._subject} printed bytes that are not UTF-8: {near!r}") from None
         except SettingsError as error:
-            raise DiscoveryError(f"{self._subject} printed no list of hosts: {_cut(str(error))}") from error
+            raise DiscoveryError(f"{self._subject} did not print a valid list of hosts: {_cut(str(error))}") from error
         if not hosts:
             self._check_not_empty()
         return hosts

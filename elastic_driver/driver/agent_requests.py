@@ -177,7 +177,7 @@ class AgentRequests:
 
     def _check(self, link: AgentLink, worker: WorkerId) -> None:
         if self._host_of(worker.hostname) is not link:
-            raise RendezvousProtocolError(f"an agent may not speak for worker {worker}")
+            raise RendezvousProtocolError(f"this agent is not responsible for worker {worker}")
 
     # --- rounds ----------------------------------------------------------------------------------------------------
 

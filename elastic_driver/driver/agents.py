@@ -209,7 +209,7 @@ class DriverAddresses:
             except SettingsError as error:  # it may have disappeared this moment
                 failed = error
         if not self._ports:
-            raise failed or SettingsError("this machine has no address that other hosts could reach")
+            raise failed or SettingsError("this machine has no address that other hosts can reach")
         self._keep()
 
     async def _listen(self, address: str, before: int) -> int:
@@ -236,7 +236,7 @@ class DriverAddresses:
                 if not said:
                     said = True
                     self._say(
-                        f"{error}; agents look for this driver there, so it is tried for {in_seconds(self._limit_s)} "
+                        f"{error}; agents look for this driver there, so it retries for {in_seconds(self._limit_s)} "
                         "(--driver-timeout)"
                     )
             await asyncio.sleep(_AGAIN_S)

@@ -146,7 +146,7 @@ class ChiefKeeper:
         try:
             self._held = bound_port(list(self._side.ports or ()))
         except OSError as error:
-            raise LaunchError(f"there is no port for its server: {in_words(error)}") from error
+            raise LaunchError(f"cannot open a port for its server: {in_words(error)}") from error
         return int(self._held.getsockname()[1])
 
     def _let_go(self) -> None:
@@ -288,7 +288,7 @@ class AgentsChief(ChiefKeeper):
         """Report the loss of the chief, and pass on the others."""
         for worker in workers:
             if worker.id.hostname == CHIEF:
-                self._has_not_started(worker.id, LaunchError(f"its machine's agent is lost: {why}"))
+                self._has_not_started(worker.id, LaunchError(f"the agent of its machine is lost: {why}"))
         if rest := [worker for worker in workers if worker.id.hostname != CHIEF]:
             self.others.lost(rest, why)
 

@@ -114,8 +114,9 @@ class Claim:
         if is_so:
             self._limit = self._call_later(self._limit_s, self._is_too_late)
             self._chronicle.warning(
-                "etcd does not answer: this driver may have lost the job to another one; training goes on, and nothing "
-                f"is decided meanwhile, for {in_seconds(self._limit_s)} (--driver-timeout) at most"
+                "etcd does not answer: this driver may have lost the job to another one; training continues, but "
+                f"this driver decides nothing until etcd answers, and gives up after {in_seconds(self._limit_s)} "
+                "(--driver-timeout)"
             )
         elif self._limit is not None:
             self._limit.cancel()

@@ -72,7 +72,9 @@ class FolderLock:
             if descriptor >= 0:
                 os.close(descriptor)
             if isinstance(error, BlockingIOError):
-                raise SettingsError(f"another job uses the folder {folder} (--durable-dir)") from error
+                raise SettingsError(
+                    f"cannot use the folder {folder} (--durable-dir): another job is using it"
+                ) from error
             what = f" {_LOCK_NAME}:" if str(error.filename) == str(folder / _LOCK_NAME) else ""
             raise SettingsError(f"cannot use the folder {folder} (--durable-dir):{what} {in_words(error)}") from error
         return cls(descriptor, job_id, waits=waits)

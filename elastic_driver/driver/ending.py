@@ -85,7 +85,7 @@ class JobEnd:
                 self.is_abandoned = self._leave()
                 self._chronicle.internal_error(error, list(self._stepper.history))
             else:
-                self._chronicle.warning(f"internal error of the driver while the job ended: {error!r}")
+                self._chronicle.warning(f"internal error of the driver while the job was ending: {error!r}")
         except Exception:  # it may be the chronicle that fails
             traceback.print_exception(error, file=sys.stderr)
 
@@ -96,7 +96,7 @@ class JobEnd:
 
     def hand_over(self, why: str) -> None:
         """Decide nothing more: another driver is to take over the job."""
-        self._leave_to_another(f"this driver ends, and leaves the job to another: {why}")
+        self._leave_to_another(f"this driver exits and leaves the job to another driver: {why}")
 
     def _leave_to_another(self, message: str) -> None:
         if self.is_abandoned:

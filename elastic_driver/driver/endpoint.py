@@ -56,7 +56,7 @@ class Endpoint:
         if not is_sound or (has_port and not is_port):
             raise SettingsError(
                 f"cannot read {text[:200]!r} as the endpoint of the nodes (--rdzv-endpoint): expected HOST:PORT, with "
-                "an IPv6 address in brackets, and a port within 1 to 65535"
+                "an IPv6 address in brackets, and a port from 1 to 65535"
             )
         return cls(host, int(port) if has_port else DEFAULT_PORT)
 
@@ -115,7 +115,9 @@ class Endpoint:
                 probe = self._listen(address)
                 if probe is None:
                     listener.close()
-                    raise SettingsError(f"cannot be the driver: another program has port {self.port} of {address}")
+                    raise SettingsError(
+                        f"cannot be the driver: port {self.port} of {address} is in use by another program"
+                    )
                 probe.close()
         return listener
 

@@ -53,8 +53,9 @@ class HostEvents:
         if facts.joined and facts.hello.alike and nodes is not None and slots != nodes.nproc_per_node:
             least, most = nodes.least * nodes.nproc_per_node, nodes.most * nodes.nproc_per_node
             self._chronicle.warning(
-                f"node {facts.host} has --nproc-per-node {slots}, and the driver's {nodes.nproc_per_node}: what "
-                f"--nnodes says is counted in workers, and the job has {least}{'' if most == least else f' to {most}'}"
+                f"node {facts.host} has --nproc-per-node {slots}, but the driver has {nodes.nproc_per_node}: "
+                "--nnodes is converted to workers with the driver's, so the job has "
+                f"{least}{'' if most == least else f' to {most}'}"
             )
 
     def agent_lost(self, facts: AgentFacts, why: str) -> None:
@@ -72,7 +73,7 @@ class HostEvents:
 
     def node_refused(self, why: str) -> None:
         """Report that a node was rejected, as it cannot be one of the job's."""
-        self._chronicle.warning(f"a node is refused: {why}")
+        self._chronicle.warning(f"rejected a node: {why}")
 
     def network_checked(self, report: Checked) -> None:
         """Report the result of a check of the network between hosts."""
@@ -102,11 +103,11 @@ class HostEvents:
         if not self._told_own_end:
             self._told_own_end = True
             folder = self._settings.durable_dir
-            after = "nothing keeps its progress (--durable-dir)"
+            after = "its progress will be lost (--durable-dir would keep it)"
             if folder is not None:
-                after = f"started again it goes on from the last commit in {folder}"
+                after = f"if started again, it resumes from the last commit in {folder}"
             elif not self._stepper.state.policy.on_change.has_commits:
-                after = "started again it goes on from its script's checkpoint"
+                after = "if started again, it resumes from its script's checkpoint"
             left = in_seconds(within_s)
             text = f"the driver's own machine goes away in {left} ({why}): the job ends with it, on all hosts"
             self._chronicle.warning(f"{text}; {after}")
@@ -118,7 +119,7 @@ class HostEvents:
 
     def superseded(self, epoch: int) -> None:
         """Give up the job: an agent obeys another driver."""
-        self._on_lost(f"an agent of it obeys a driver that came after this one (number {epoch})")
+        self._on_lost(f"one of its agents follows a newer driver (number {epoch})")
 
     def failed(self, error: BaseException) -> None:
         """End the job after an internal error while handling an agent."""

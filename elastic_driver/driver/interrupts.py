@@ -95,7 +95,8 @@ class Interrupts:
             if not self._stepper.is_over:
                 limit = in_seconds(self._settings.driver_timeout_s)
                 self._hand_over(
-                    f"{name} (--hand-over); its workers go on without one for {limit} at most (--driver-timeout)"
+                    f"{name} (--hand-over); its workers continue without a driver for at most {limit} "
+                    "(--driver-timeout)"
                 )
             return
         if self._stepper.is_over:
@@ -105,7 +106,7 @@ class Interrupts:
             if self._chief is not None:
                 self._chief.kill()
             return
-        self._chronicle.warning(f"{name}: stopping all workers (again to kill them at once)")
+        self._chronicle.warning(f"{name}: stopping all workers (repeat to kill them at once)")
         self.preempted = number == signal.SIGTERM
         if self._settings.is_torchruns:
             self._workers.end_by(number)
@@ -118,9 +119,9 @@ class Interrupts:
             The action taken, in words.
         """
         if self._stepper.is_over:
-            return "it is ending already"
+            return "the job is already ending"
         number = len(self._workers.living)
         self._chronicle.warning("elasticrun end: stopping all workers")
         self._stepper.post(StopRequested(signal.SIGTERM, "elasticrun end"))
-        grace = f"SIGTERM, and SIGKILL after {self._settings.grace_s:g} s (--grace-time)"
-        return f"it ends now; {counted(number, 'worker')} get{'s' if number == 1 else ''} {grace}"
+        grace = f"SIGTERM, then SIGKILL after {self._settings.grace_s:g} s (--grace-time)"
+        return f"the job is ending; {counted(number, 'worker')} get{'s' if number == 1 else ''} {grace}"

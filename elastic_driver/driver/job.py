@@ -137,7 +137,9 @@ def _run_job(
 ) -> int | HeldJournal:
     """Run the job. Return its journal if nothing was left of a job to take over, and another is to be begun there."""
     if given.num_parameter_servers and routes:
-        raise SettingsError("--parameter-servers is for a script that is the chief: a function has workers of its own")
+        raise SettingsError(
+            "--parameter-servers requires a script, which runs as the chief: it is not available for a function"
+        )
     # The settings given now do not count for a job that is taken over.
     suspicions = None if has_journal(given) else _checked(given, routes)
     with (
@@ -170,7 +172,7 @@ def _run_job(
                 raise SettingsError(f"cannot start the driver: {shortage(error)}") from error
             is_ours = not isinstance(error, SettingsError) and not shortage(error)
             why = f"internal error: {error!r}" if is_ours else in_words(error)
-            left = f"its workers are left alone, and wait for {recorded.job.settings.driver_timeout_s:g} s for a driver"
+            left = f"its workers keep running, and wait {recorded.job.settings.driver_timeout_s:g} s for a driver"
             raise TakeoverError(f"cannot take over job {recorded.job.job_id}: {why}; {left}") from error
 
 
@@ -218,7 +220,7 @@ def _run_recorded(
         for remark in settings.remarks:
             console.line(remark)
         if logs is not None and logs.keeps_files:
-            console.line(f"output of the workers is kept in {logs.folder}")
+            console.line(f"the workers' output is kept in {logs.folder}")
         tally = Tally()
         chronicle = Chronicle(event_log, event_hook, Narrator(console), tally, instant=instant)
         sink = Tails(outputs)
@@ -293,13 +295,15 @@ def _run_recorded(
             is_closed = close(journal, code, console, found_nothing=driver.found_nothing)
         if begins and not is_closed:
             # The existing job would be taken over in vain again and again.
-            console.error(f"nothing is left of job {job_id}, and no other is begun without a journal")
+            console.error(
+                f"nothing is left of job {job_id}, and no new job is started because the journal could not be closed"
+            )
         elif begins:
-            console.line(f"nothing is left of job {job_id}: this is a new job")
+            console.line(f"nothing is left of job {job_id}: starting a new job")
             assert recorded.held is not None, "it has a journal"
             return recorded.held.handed_on()
         elif driver.found_nothing and code == ExitCode.INTERNAL_ERROR:
-            console.error(f"nothing is left of job {job_id}: the same command begins it anew")
+            console.error(f"nothing is left of job {job_id}: run the same command to start it again")
         if code and os.environ.get(ENV_ERROR_FILE):
             # This job is itself the worker of another launcher.
             driver.worker_events.pass_on_error(os.environ[ENV_ERROR_FILE])
@@ -339,7 +343,7 @@ async def _run(driver: ElasticDriver, chronicle: Chronicle, leash: Leash | None)
 
     def leave() -> None:
         if not driver.stepper.is_over:  # otherwise it is ending the job, which takes a moment
-            driver.hand_over("its node leaves")
+            driver.hand_over("its node is leaving")
 
     def let_go() -> None:
         with contextlib.suppress(RuntimeError):  # the job has ended, and the loop with it
@@ -364,7 +368,7 @@ async def _run(driver: ElasticDriver, chronicle: Chronicle, leash: Leash | None)
 def _check_is_no_nodes(job: JobFacts) -> None:
     """Raise SettingsError if the job has nodes, which would accept no driver but one of them."""
     if job.settings.nodes_at_endpoint is not None:
-        raise SettingsError("it is one of nodes with one endpoint: start one of them, by its own command")
+        raise SettingsError("its nodes share an endpoint: start one of the nodes again, with its own command")
 
 
 def _checked(settings: Settings, routes: Routes, *, runs_already: bool = False) -> Sequence[str]:
@@ -385,9 +389,9 @@ def _of_lonely_workers(settings: Settings) -> Sequence[str]:
     if not script:
         return ()
     return (
-        f"{script} does nothing to work with other workers: each of the {number} trains a model of its own. To train "
-        "one together, call elastic_driver.init() in it (docs/first-script.md), or "
-        "torch.distributed.init_process_group(); to train it once, run it with -np 1",
+        f"{script} does not initialize any distributed training: each of the {number} workers trains its own model. "
+        "To train one model together, call elastic_driver.init() (docs/first-script.md) or "
+        "torch.distributed.init_process_group() in it; to train in one process, run it with -np 1",
     )
 
 
@@ -396,7 +400,9 @@ def check_recorded(settings: Settings, routes: Routes) -> None:
     if not settings.has_journal:
         return
     if routes:
-        raise SettingsError("--journal is not for elastic_driver.run: the program that calls it is part of the job")
+        raise SettingsError(
+            "--journal is not supported by elastic_driver.run(): the program that calls it is part of the job"
+        )
 
 
 def first_kind(settings: Settings) -> OnChange:
@@ -424,7 +430,7 @@ def _chief_of(
     """
     script = missing_script(settings.command, Path.cwd())
     if script:
-        raise SettingsError(f"cannot run the chief: there is no file {script!r} in {Path.cwd()}")
+        raise SettingsError(f"cannot run the chief: no file {script!r} in {Path.cwd()}")
     hosts = settings.hosts
     fixed_here = not settings.accept_agents and hosts is not None and all(is_local_host(host.name) for host in hosts)
     return ChiefSide(

@@ -289,9 +289,9 @@ class ElasticDriver:
             command = f"elasticrun join --driver {url} --slots N --join-token-file {file or 'FILE'}{patience}"
             if not file:
                 self.chronicle.remark(
-                    f"the join token is written by: elasticrun jobs --write-join-token FILE {self.job.job_id}"
+                    f"to write the join token to a file: elasticrun jobs --write-join-token FILE {self.job.job_id}"
                 )
-            self.chronicle.remark(f"hosts join with: {command}")
+            self.chronicle.remark(f"to add a host, run there: {command}")
 
     def _go_on(self, takeover: Takeover) -> None:
         """Continue a job that another driver had before."""
@@ -305,7 +305,7 @@ class ElasticDriver:
     def end_in_vain(self, exit_code: int) -> None:
         """End a job of which nothing is left; the caller of this driver may begin another."""
         self.found_nothing = True
-        end = EndJob(exit_code, "its driver had died, and none of its agents has come back")
+        end = EndJob(exit_code, "its driver died, and none of its agents has reconnected")
         self.stepper.abandon(end)
         self._end_job(end)
 
@@ -412,11 +412,11 @@ class ElasticDriver:
         if backend is not Backend.HOROVOD:
             if self.settings.of_horovod_alone:
                 flags = ", ".join(self.settings.of_horovod_alone)
-                self.chronicle.warning(f"no effect here: {flags}; only Horovod's own library has that")
+                self.chronicle.warning(f"no effect here: {flags} (supported only by Horovod's own library)")
             return
         asked = {"--hang-timeout": self.settings.hang_timeout_s, "--port-range": self.settings.port_range}
         for flag in (flag for flag, value in asked.items() if value):
-            self.chronicle.warning(f"{flag} does nothing here: the workers run Horovod's own library")
+            self.chronicle.warning(f"{flag} has no effect here: the workers run Horovod's own library")
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
@@ -445,10 +445,10 @@ class ElasticDriver:
 
     async def _close_chief(self) -> None:
         if self.chief is not None:
-            await self._close(self.chief.close(), "of the chief have ended; the guard has to")
+            await self._close(self.chief.close(), "of the chief have ended; the guard will kill the rest")
 
     async def _close_agents(self) -> None:
-        await self._close(self.agents.fleet.close(), "of the job have ended; they are left to the guard")
+        await self._close(self.agents.fleet.close(), "of the job have ended; the guard will kill the rest")
         self.agents.admission.close()
 
     async def _close(self, closing: Awaitable[None], what: str) -> None:
@@ -457,4 +457,4 @@ class ElasticDriver:
             async with asyncio.timeout(self.settings.grace_s + _END_S):
                 await closing
         except TimeoutError:
-            self.chronicle.warning(f"cannot see that all processes {what}")
+            self.chronicle.warning(f"cannot verify that all processes {what}")

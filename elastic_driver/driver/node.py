@@ -96,9 +96,9 @@ class Node:
         if not token and (settings.has_etcd or not self.place.only_here):
             where = "etcd" if settings.has_etcd else str(self.place)
             raise SettingsError(
-                f"nodes that meet at {where} need a secret, or whoever reaches that port could run as one of "
-                "them: make a file with (umask 077; head -c 24 /dev/urandom | base64 > token), give all nodes a copy, "
-                f"and name it with --join-token-file token or the variable {ENV_JOIN_TOKEN_FILE}"
+                f"nodes that meet at {where} need a shared secret, since anyone who can reach it could "
+                "otherwise join as a node: create one with (umask 077; head -c 24 /dev/urandom | base64 > token), "
+                f"copy it to all nodes, and pass --join-token-file token or set {ENV_JOIN_TOKEN_FILE}"
             )
         name = next((name for name in ("join_timeout", "timeout") if name in nodes.conf), "")
         self._join_timeout_s, self._has_join_timeout = float(nodes.conf.get(name, _JOIN_TIMEOUT_S)), bool(name)
@@ -141,12 +141,12 @@ class Node:
     def node_job(self) -> NodeJob:
         """Return what a driver of the job knows in addition to its settings, while this node is not yet a host."""
         nodes = self.nodes
-        others = "" if nodes.most == 1 else f"; the others join it with --rdzv-endpoint {self.place}"
+        others = "" if nodes.most == 1 else f"; other nodes join it with --rdzv-endpoint {self.place}"
         return NodeJob(
             token=self.token,
             only_here=self.place.only_here,
             alike=self.alike,
-            invitation=f"this node is the driver{others}",
+            invitation=f"this node runs the driver{others}",
             torchrun=TorchrunJob(nodes.run_id, nodes.role, self.settings.reset_limit),
         )
 
@@ -232,7 +232,7 @@ class Node:
 
     def gives_up(self, why: str, driver: str) -> int:
         """Report that the node stops waiting. Return the exit code."""
-        say(f"{why or 'no time was left'}; this node gives up to wait for the driver {driver}")
+        say(f"{why or 'no time is left'}; this node stops waiting for the driver {driver}")
         return 1
 
 

@@ -62,7 +62,7 @@ def run_node(
     given, is_beside = dict(environ), bool(environ.pop(ENV_HELD, ""))
     token_text, token_file = environ.pop(ENV_JOIN_TOKEN, ""), environ.pop(ENV_JOIN_TOKEN_FILE, "")
     if nodes.nproc_per_node > MAX_SLOTS_PER_HOST:
-        raise SettingsError(f"--nproc-per-node {nodes.nproc_per_node} is not within 1 to {MAX_SLOTS_PER_HOST}")
+        raise SettingsError(f"--nproc-per-node {nodes.nproc_per_node} is not between 1 and {MAX_SLOTS_PER_HOST}")
     named_by = "--join-token-file"
     if settings.join_token_file is None and token_file:
         settings = replace(settings, accept_agents=True, join_token_file=Path(token_file).absolute())
@@ -109,7 +109,7 @@ class _AtEndpoint:
             if ours is None:
                 why = f"the name {self._node.place.host} does not resolve yet"
             elif self._is_host:
-                why = f"cannot be the driver: another program has port {self._node.place.port} of this machine"
+                why = f"cannot be the driver: port {self._node.place.port} of this machine is in use by another program"
                 wait.until = min(wait.until, began + ENDING_S)
             else:
                 url = self._url(here=bool(ours))
@@ -121,14 +121,14 @@ class _AtEndpoint:
                     why = end.why
                     if end.how is AgentEnd.LOST:
                         wait = self._node.new_wait()
-                        wait.tell(f"{why}; its workers here were ended", at_once=True)
+                        wait.tell(f"{why}; its workers on this node were stopped", at_once=True)
                         continue
                     elif end.how is AgentEnd.TOO_LATE:
                         wait.until = min(wait.until, time.monotonic() + ENDING_S)
                     elif end.how is AgentEnd.NOT_MET:
                         continue  # it was reported
                 else:
-                    why = f"port {self._node.place.port} of this machine is not a driver's of this user yet"
+                    why = f"port {self._node.place.port} of this machine does not belong to a driver of this user yet"
             wait.tell(why)
             time.sleep(LOOK_S)
 

@@ -72,7 +72,7 @@ def drive(node: Node) -> int:
     ignore_signals(settings.more_signals)
     node_job = replace(
         node.node_job(),
-        invitation="this node drives the job; nodes that are started with the same --journal join it",
+        invitation="this node runs the driver; nodes started with the same --journal join it",
         leash=Leash(),
     )
     said = ""
@@ -87,7 +87,7 @@ def drive(node: Node) -> int:
             cause = error.__cause__
             if not isinstance(cause, EtcdError) or isinstance(cause, EtcdRefusedError):
                 raise
-            why = f"this node cannot drive the job yet: {error}"
+            why = f"cannot run the driver on this node yet: {error}"
         if why != said:
             said = why
             say(why)
@@ -123,7 +123,7 @@ class NodeInEtcd:
             outlive_signals()
             look = self._look()
             if look.ended is not None:
-                say(f"job {look.ended.job} has ended without this node, with exit code {look.ended.exit_code}")
+                say(f"job {look.ended.job} ended without this node, with exit code {look.ended.exit_code}")
                 return look.ended.exit_code
             if look.has_nobody and self._beside.is_refused and not self._job:
                 return ExitCode.BAD_USAGE  # it has said why
@@ -150,7 +150,7 @@ class NodeInEtcd:
                 return self._code_at(end, code)
             if end.how is AgentEnd.LOST:
                 wait = self._node.new_wait()
-                wait.tell(f"{end.why}; its workers here were ended", at_once=True)
+                wait.tell(f"{end.why}; its workers on this node were stopped", at_once=True)
             elif end.how is AgentEnd.TOO_LATE:
                 wait.until = min(wait.until, time.monotonic() + ENDING_S)
             time.sleep(LOOK_S)
@@ -161,17 +161,17 @@ class NodeInEtcd:
             read = self._client.txn([], [Get(driver_key(self._place)), Get(ended_key(self._place))])
             there, ended = parse_driver(read.found[0]), parse_ended(read.found[1])
         except EtcdError as error:
-            return _Look(why=f"cannot ask {self._place} who drives the job: {in_words(error)}")
+            return _Look(why=f"cannot find the driver of the job at {self._place}: {in_words(error)}")
         ended_last = "" if ended is None else ended.job
         if self._ended_before is None:
             self._ended_before = ended_last
         if ended is not None and ended.job == self._job:
             return _Look(ended=ended, ended_last=ended_last)
         if there is None:
-            why = f"nobody drives the job at {self._place} yet"
+            why = f"the job at {self._place} has no driver yet"
             return _Look(has_nobody=True, why=why, ended_last=ended_last)
         if not there.urls:
-            return _Look(why=f"the driver on {there.machine} does not listen yet", ended_last=ended_last)
+            return _Look(why=f"the driver on {there.machine} is not listening yet", ended_last=ended_last)
         return _Look(there, ended_last=ended_last)
 
     def _has_another_ended(self) -> bool:

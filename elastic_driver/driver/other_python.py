@@ -72,17 +72,17 @@ def other_python(command: Sequence[str], cwd: Path) -> str:
     where = f"{program!r} is {found}" if program != found else found
     if answer is None:
         return (
-            "the workers run another Python than elasticrun, and whether it has elastic_driver is not known: "
+            "the workers run a different Python than elasticrun, and it is unknown whether it has elastic_driver: "
             f"{where}, which did not answer within {_PATIENCE_S:g} s"
         )
     if not answer or answer[1:] == [__version__]:
         return ""
     lacks = f"has elastic_driver {answer[1]}, not {__version__}" if answer[1:] else "has no elastic_driver"
     activate = Path(sys.prefix, "bin", "activate")
-    way = f"activate this one's environment (. {activate}), or write" if activate.is_file() else "write"
+    way = f"activate elasticrun's environment (. {activate}), or use" if activate.is_file() else "use"
     return (
-        f"the workers run another Python than elasticrun: {where} (Python {answer[0]}), which {lacks}: {way} "
-        f"{sys.executable} in its place"
+        f"the workers run a different Python than elasticrun: {where} (Python {answer[0]}), which {lacks}: {way} "
+        f"{sys.executable} instead"
     )
 
 

@@ -202,7 +202,7 @@ class Page:
                 f", {frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:]
             )
             self._chronicle.warning(
-                f"the page or the metrics cannot show the job, which goes on: {type(error).__name__}: {error}{at}"
+                f"cannot render the page or /metrics (the job is unaffected): {type(error).__name__}: {error}{at}"
             )
 
     async def _give_link(self, request: RouteRequest) -> PageReply:
@@ -266,10 +266,14 @@ def page_address(text: str) -> tuple[str, int]:
     if text.startswith("["):
         host, closed, rest = text[1:].partition("]")
         if not closed or (rest and not rest.startswith(":")):
-            raise SettingsError(f"cannot use {json.dumps(text)} as --page-address: HOST, HOST:PORT or [ADDRESS]:PORT")
+            raise SettingsError(
+                f"cannot use {json.dumps(text)} as --page-address: expected HOST, HOST:PORT or [ADDRESS]:PORT"
+            )
         port = rest[1:] or "0"
     elif text.count(":") == 1:
         host, _, port = text.partition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise SettingsError(f"cannot use {json.dumps(text)} as --page-address: HOST, HOST:PORT or [ADDRESS]:PORT")
+        raise SettingsError(
+            f"cannot use {json.dumps(text)} as --page-address: expected HOST, HOST:PORT or [ADDRESS]:PORT"
+        )
     return host, int(port)

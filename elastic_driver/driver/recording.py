@@ -138,7 +138,7 @@ def recording(
     except JournalHeldError as error:
         if parent.started() is None:
             raise
-        tell.warning(f"another driver has this job by now: {error}")
+        tell.warning(f"another driver has taken over this job: {error}")
         yield Recording(job_of(settings, job_id), over=ExitCode.OTHER_DRIVER)
         return
     with held:
@@ -254,7 +254,7 @@ def _what_follows(
     if not isinstance(found, Recorded) or exit_code is not None:
         return anew
     held.check(found)
-    what = "; this is a new job" if begins else "; the same command begins it anew" if held.only_goes_on else ""
+    what = "; starting a new job" if begins else "; run the same command to start it again" if held.only_goes_on else ""
     if _can_be_taken_over(found, tell, follows=what):
         parent.has_begun(was_standby=held.only_goes_on)
         return replace(anew, job_id=there, before=found)
@@ -307,11 +307,13 @@ def close(journal: Journal, exit_code: int, tell: LinePrinter, *, found_nothing:
     """
     if exit_code == ExitCode.INTERNAL_ERROR and not found_nothing:
         journal.close(exit_code, keeps=True)
-        tell.warning(f"what led to this is kept in {journal.name}: elasticrun status --journal {journal.name} shows it")
+        tell.warning(
+            f"the events before this are kept in {journal.name}: elasticrun status --journal {journal.name} shows them"
+        )
         return False
     why = journal.close(exit_code)
     if why:
-        tell.warning(f"cannot write in the journal {journal.name} that the job has ended: {why}")
+        tell.warning(f"cannot record the end of the job in the journal {journal.name}: {why}")
     return not why
 
 
@@ -361,8 +363,8 @@ def _check_is_there(resumed: Resumed, found: Recorded | Closed | None, name: str
     """Raise SettingsError if that job is no longer there."""
     there = _job_in(found)
     if there != resumed.job_id:
-        what = f"that of job {there}" if there else "gone"
-        raise SettingsError(f"cannot go on with job {resumed.job_id}: the journal {name} is {what} by now")
+        what = f"now that of job {there}" if there else "gone"
+        raise SettingsError(f"cannot continue job {resumed.job_id}: the journal {name} is {what}")
 
 
 def _check_lease(lock: EtcdLock, settings: Settings) -> None:
@@ -370,8 +372,8 @@ def _check_lease(lock: EtcdLock, settings: Settings) -> None:
     if settings.agent_timeout_s < 2 * lock.lease_s:
         raise SettingsError(
             f"--agent-timeout {settings.agent_timeout_s:g} is below {2 * lock.lease_s:g} s, twice the lease of "
-            f"{lock.lease_s:g} s that etcd grants: another driver has the job only when that is over (etcd's leases "
-            "are not shorter than 1.5 times its --election-timeout)"
+            f"{lock.lease_s:g} s that etcd grants: another driver can take over the job only after the lease expires "
+            "(etcd's leases are at least 1.5 times its --election-timeout)"
         )
 
 
@@ -383,11 +385,12 @@ def _awaited(found: Recorded | Closed | None, held: HeldJournal) -> str:
     job = f"job {held.waited_for}" if held.waited_for else "the job"
     if there:
         raise JournalError(
-            f"cannot take over {job}, for which this driver has stood by: {held.name} is that of job {there} by now"
+            f"cannot take over {job}, for which this driver was standing by: {held.name} is now the journal of job "
+            f"{there}"
         )
     raise NothingLeftError(
-        f"cannot take over {job}, for which this driver has stood by: nothing is left of it at {held.name}. "
-        "Unless it has ended, begin it anew with the same command"
+        f"cannot take over {job}, for which this driver was standing by: nothing is left of it at {held.name}. "
+        "If it has not ended, run the same command to start it again"
     )
 
 
@@ -429,5 +432,6 @@ def _warn_of_differences(given: Settings, kept: Settings, tell: LinePrinter) -> 
     said = dict.fromkeys(filter(None, (FLAGS.get(name) or _IN_WORDS.get(name) for name in differ)))
     if said:
         tell.warning(
-            f"the job that is taken over goes on as it was started; what differs now has no effect: {', '.join(said)}"
+            "the job continues with the settings it was started with; changed settings have no effect: "
+            f"{', '.join(said)}"
         )

@@ -181,7 +181,7 @@ class Rounds:
         """Reject what the core would not accept: a peer must not be able to end the job."""
         why = "" if self._stepper.is_over else why_impossible(self._stepper.state, event)
         if why:
-            raise RendezvousProtocolError(f"cannot take this report: {why}")
+            raise RendezvousProtocolError(f"cannot accept this report: {why}")
 
     async def leave(self, request: LeaveRequest) -> None:
         """Drain the place of a worker that got a signal to leave; done when this returns.
@@ -192,8 +192,8 @@ class Rounds:
         await self._stepper.settled()
         worker = request.worker
         if ends_at_once(self._stepper.state, worker):
-            raise RendezvousClosedError(f"worker {worker} is to end at once")
-        self._stepper.post(DrainRequested(worker.hostname, worker.slot, f"it was sent {request.signal}"))
+            raise RendezvousClosedError(f"worker {worker} must exit at once")
+        self._stepper.post(DrainRequested(worker.hostname, worker.slot, f"it received {request.signal}"))
         await self._stepper.settled()
 
     async def _may_publish(self, request: RouteRequest) -> PublishReply:

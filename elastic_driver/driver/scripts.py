@@ -39,7 +39,7 @@ class Scripts:
         self._told |= {digest, found[0]}
         return (
             f"{worker.script} is not the same file on hosts {found[1]} and {hostname}: their workers run different "
-            "code (it was not copied to all hosts, or has been changed while the job runs)"
+            "code (it was not copied to all hosts, or was changed while the job was running)"
         )
 
     def ended(self, worker: WorkerId) -> None:

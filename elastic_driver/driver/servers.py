@@ -99,7 +99,7 @@ class ServerList:
         self._stepper.catch_up()
         record = self._stepper.state.workers.find(worker)
         if self._stepper.is_over or record is None or record.phase is WorkerPhase.LEAVING:
-            raise RendezvousClosedError(f"worker {worker} is to end")
+            raise RendezvousClosedError(f"worker {worker} is being stopped")
         if record.phase is not WorkerPhase.BOOTING:
             return  # its answer was lost on the way
         try:
@@ -109,7 +109,7 @@ class ServerList:
         event = WorkerServing(worker, with_number(host, report.port))
         why = why_impossible(self._stepper.state, event) or self._who_else_serves(event)
         if why:
-            raise RendezvousProtocolError(f"cannot take this report: {why}")
+            raise RendezvousProtocolError(f"cannot accept this report: {why}")
         self._on_answer(worker, record.parameter_server, event.address)
         self._stepper.report(event)
 
@@ -117,7 +117,7 @@ class ServerList:
         """Name another server with this address; "" if there is none. The chief would confuse the two."""
         for record in self._stepper.state.workers:
             if record.address == event.address and record.phase is not WorkerPhase.LEAVING:
-                return f"worker {record.worker} serves at {event.address}"
+                return f"worker {record.worker} already serves at {event.address}"
         return ""
 
     async def _servers(self, request: RouteRequest) -> _Answer:
@@ -130,7 +130,7 @@ class ServerList:
         await self._stepper.settled()
         state = self._stepper.state
         if self._stepper.is_over or state.chief is None or request.identity.number != str(state.chief.number):
-            raise RendezvousClosedError("this chief is none of the job's any more")
+            raise RendezvousClosedError("this chief no longer belongs to the job")
         left = set(asked.left)
         for record in serving_workers(state) if left else ():
             if record.address in left:

@@ -141,7 +141,7 @@ class Stacks:
             case Stacked(number, key, pid, state, reason, syscall, wchan, blob):
                 worker = worker_named(key)
                 if self._host_of(worker.hostname) is not link:
-                    raise RendezvousProtocolError(f"an agent may not speak for worker {worker}")
+                    raise RendezvousProtocolError(f"this agent is not responsible for worker {worker}")
                 asked = self._asked.get(number)
                 if asked is not None and link in asked.left:
                     text = blob[:_MOST_TEXT].decode("utf-8", "replace")

@@ -42,8 +42,8 @@ class DriverStandstills:
         self.book(at_once=True)
         self._standstills.append((stood_s, time.monotonic(), self._round_that_trains()))
         self._chronicle.warning(
-            f"the driver stood still for {stood_s:.0f} s: it was stopped or starved, or a disk that it writes to hung; "
-            "no time limit ran meanwhile"
+            f"the driver was suspended for {stood_s:.0f} s: it was stopped, got no CPU time, or waited for a disk; "
+            "this time does not count toward any time limit"
         )
 
     def book(self, *, at_once: bool) -> None:

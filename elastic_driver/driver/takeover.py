@@ -44,8 +44,8 @@ from elastic_driver.reporting.chronicle import Chronicle
 from elastic_driver.reporting.happenings import TookOver
 from elastic_driver.system.process_name import is_stopped, pid_in, send
 
-_AWAY = "the driver before this one told of it, and has died"
-_UNKNOWN = "its agent knows nothing of it, after the driver was away"
+_AWAY = "announced by the previous driver, which has died"
+_UNKNOWN = "after the driver's absence, its agent does not know it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Takeover:
         for link in parts.fleet.returning.away():
             self._wait_for(link)
         nowhere = [worker for worker in self._processes(state) if parts.fleet.link_of(worker.hostname) is None]
-        self._lose(nowhere, "its agent was lost while the driver was away")
+        self._lose(nowhere, "its agent was lost during the driver's absence")
         self._look_who_is_away()
 
     @staticmethod
@@ -197,7 +197,7 @@ class Takeover:
     def _has_died(self, link: AgentLink) -> None:
         self._is_awaited_no_more(link)
         self._note_leaving(link)
-        link.lose("its agent has died while the driver was away")
+        link.lose("its agent died during the driver's absence")
 
     def _kill_stopped(self, link: AgentLink) -> bool:
         """Kill an agent of this machine that is stopped. Return whether it has been killed, now or before.
@@ -212,8 +212,7 @@ class Takeover:
             return False
         self._killed.add(link.agent)
         self._parts.chronicle.warning(
-            f"host {link.facts.host}: its agent is stopped, and has not come back: it is killed, and its workers end "
-            "with it"
+            f"host {link.facts.host}: its agent is stopped and has not reconnected: killing it, and its workers with it"
         )
         return True
 
@@ -252,7 +251,7 @@ class Takeover:
         for worker in gone:
             record = record_of(state, worker)
             if record is not None and record.phase in (WorkerPhase.MEMBER, WorkerPhase.READY):
-                parts.chronicle.warning(f"worker {worker} has ended, and nobody knows how: {_UNKNOWN}")
+                parts.chronicle.warning(f"worker {worker} has ended, and its exit status is unknown: {_UNKNOWN}")
         self._lose(gone, _UNKNOWN)
         self._note_leaving(link)
         self._look_who_is_away()
@@ -290,7 +289,7 @@ class Takeover:
             other = fleet.link_of(worker.hostname)
             # A name of this machine that is no longer listed, and has no worker, was not looked up.
             if other is not link and (other is not None or not link.facts.local):
-                raise RendezvousProtocolError(f"an agent may not speak for worker {worker}")
+                raise RendezvousProtocolError(f"this agent is not responsible for worker {worker}")
             there.setdefault(worker.hostname, [])
             has_ended = level.phase is agent_messages.WorkerPhase.ENDED
             (ended if has_ended else there).setdefault(worker.hostname, []).append(worker)
@@ -341,8 +340,8 @@ class Takeover:
         if link not in self._late:
             self._late.append(link)
             self._parts.chronicle.warning(
-                f"host {link.facts.host}: its agent has not come back, nor has any of the round's: its workers may "
-                f"train on among themselves, so they are waited for, for {rest_s:.0f} s at most"
+                f"host {link.facts.host}: none of the round's agents has reconnected: its workers may still be "
+                f"training with each other, so the driver waits for them for at most {rest_s:.0f} s"
             )
         return True
 
@@ -359,7 +358,7 @@ class Takeover:
 
     @staticmethod
     def _lose_agent(link: AgentLink) -> None:
-        link.lose("its agent has not come back while the driver was away, or since")
+        link.lose("its agent has not reconnected since the driver's absence")
 
     def _look_who_is_away(self) -> None:
         """Report the takeover once no agent is away any more."""

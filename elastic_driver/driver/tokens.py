@@ -51,7 +51,7 @@ class Tokens:
     async def _give(self, request: RouteRequest) -> TokenReply:
         token = self._tokens.get(request.path[0])
         if token is None:
-            raise RendezvousProtocolError(f"there are tokens for {', '.join(self._tokens)} only")
+            raise RendezvousProtocolError(f"unknown token: expected one of {', '.join(self._tokens)}")
         if not token:
             return TokenReply("", "", only_here=True)  # no hosts may join, so no listening is needed
         ways = self._agents.ways

@@ -103,8 +103,10 @@ class ReportTarget:
             return None
         missing = [name for name in (ENV_CA, ENV_TOKEN) if not environ.get(name)]
         if missing or not url.startswith("https://"):
-            what = f"{missing[0]} is not set" if missing else f"{ENV_URL} is no https:// address"
-            raise SettingsError(f"cannot tell Kubeflow Trainer how far the job is: {what} ({ENV_SWITCH}=off)")
+            what = f"{missing[0]} is not set" if missing else f"{ENV_URL} is not an https:// URL"
+            raise SettingsError(
+                f"cannot report progress to Kubeflow Trainer: {what} (set {ENV_SWITCH}=off to disable the reports)"
+            )
         return cls(url, Path(environ[ENV_CA]), Path(environ[ENV_TOKEN]))
 
     def tell(self, standing: Standing) -> None:
@@ -117,7 +119,7 @@ class ReportTarget:
             token = ""
         # A token that is invalid in a header would be quoted by the error message.
         if not re.fullmatch(r"[!-~]+", token):
-            raise OSError(f"the file {self.token} holds no token")
+            raise OSError(f"the file {self.token} does not contain a token")
         # A new session each time: the files of the authority and of the token are replaced from time to time.
         with requests.Session() as session:
             session.trust_env = False
@@ -131,7 +133,7 @@ class ReportTarget:
                 stream=True,
             )
             if answer.status_code != 200:
-                raise OSError(f"it answers {answer.status_code} {answer.reason}")
+                raise OSError(f"it answered {answer.status_code} {answer.reason}")
 
 
 class TrainerStatus:
@@ -198,6 +200,6 @@ class TrainerStatus:
 
     def _told(self, failure: str) -> None:
         if failure and not self._failures:
-            self._warn(f"cannot tell Kubeflow Trainer how far the job is: {failure}; it is tried on")
+            self._warn(f"cannot report progress to Kubeflow Trainer: {failure}; it keeps retrying")
         self._failures = self._failures + 1 if failure else 0
         self._idle.set()

@@ -157,8 +157,9 @@ class WorkerEvents:
         self._has_told_of_input = True
         rank = worker.label if worker.label.isdecimal() else "RANK"
         self._chronicle.warning(
-            f"worker {worker.id} asked for input, as breakpoint() does, and has none: run elasticrun in a terminal "
-            f"with --stdin {rank} to debug that rank; elasticrun stacks shows where all ranks are (docs/debugging.md)"
+            f"worker {worker.id} tried to read its standard input, as breakpoint() does, but has none: run "
+            f"elasticrun in a terminal with --stdin {rank} to debug that rank; elasticrun stacks shows where all "
+            "ranks are (docs/debugging.md)"
         )
 
     # --- commands --------------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ class WriteAhead:
             return
         if self.trouble:
             self.trouble = ""
-            self._tell("the journal is written again")
+            self._tell("the journal can be written again")
         self._maker.make(steps)
         if self.under_way is steps:
             self.under_way = None
@@ -168,8 +168,9 @@ class WriteAhead:
     def _is_late(self) -> None:
         self.trouble = f"cannot write the journal {self._journal.name}: {self._why}"
         self._tell(
-            f"{self.trouble}; training goes on, what happens waits, and after {in_seconds(self._limit_s)} "
-            f"(--driver-timeout) {'the job' if self._on_too_late is None else 'this driver'} ends"
+            f"{self.trouble}; training continues, changes of the job wait, and "
+            f"{'the job' if self._on_too_late is None else 'this driver'} ends after {in_seconds(self._limit_s)} "
+            "(--driver-timeout)"
         )
         self._maker.late()
 

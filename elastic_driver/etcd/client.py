@@ -273,7 +273,7 @@ class EtcdClient:
             else:
                 return answer
         reasons = "; ".join(f"{endpoint}: {text}" for endpoint, text in why.items())
-        raise EtcdUnreachableError(f"no answer of etcd: {reasons}")
+        raise EtcdUnreachableError(f"cannot reach etcd: {reasons}")
 
     def _ask_one(self, endpoint: str, path: str, body: Body, read: Callable[[Body], T], limit_s: float) -> T:
         until = time.monotonic() + limit_s
@@ -297,7 +297,7 @@ class EtcdClient:
                     self.cluster_id = messages.cluster_of(answer) or self.cluster_id
                     return result
             except (ValueError, KeyError) as error:
-                raise _NoAnswerError(f"what answers is no etcd of version 3.4 or later ({error})") from error
+                raise _NoAnswerError(f"the server is not etcd 3.4 or later ({error})") from error
             text, code = refusal
             lacks_token = code == _UNAUTHENTICATED or any(words in text for words in _WITHOUT_TOKEN)
             if is_last or not lacks_token or not self._place.user:
@@ -315,7 +315,7 @@ class EtcdClient:
             if refusal is None:
                 return messages.token(answer)
         except ValueError as error:
-            raise _NoAnswerError(f"what answers is no etcd of version 3.4 or later ({error})") from error
+            raise _NoAnswerError(f"the server is not etcd 3.4 or later ({error})") from error
         if refusal[1] == _NOT_NOW:  # etcd has no users yet, and permits everything
             return ""
         self._refuse(*refusal)
@@ -326,17 +326,20 @@ class EtcdClient:
         user = self._place.user
         what = ""
         if code == _DENIED:
-            who = f"user {user}" if user else "who asks"
-            what = f": {who} needs a role that may {self._needs}"
+            who = f"user {user}" if user else "the client"
+            what = f": {who} needs a role with permission to {self._needs}"
         elif not user and any(words in text for words in _WITHOUT_TOKEN):
             what = (
-                ": give a user of etcd's in ETCDCTL_USER; a client's certificate alone does not do for its JSON gateway"
+                ": set an etcd user in ETCDCTL_USER; a client certificate alone is not sufficient for etcd's JSON "
+                "gateway"
             )
         elif "authentication failed" in text:
-            what = f": user {user} of ETCDCTL_USER is not known there, or has another password"
+            what = f": the user {user} (ETCDCTL_USER) is unknown to etcd, or the password is wrong"
         elif _FULL in text:
-            what = ": free it (etcdctl compact, etcdctl defrag, etcdctl alarm disarm), or give it a larger quota"
-        raise EtcdRefusedError(f"etcd refuses: {_shown(text)}{what}", code)
+            what = (
+                ": free space (etcdctl compact, etcdctl defrag, etcdctl alarm disarm), or raise --quota-backend-bytes"
+            )
+        raise EtcdRefusedError(f"etcd rejected the request: {_shown(text)}{what}", code)
 
     def _exchange(self, endpoint: str, path: str, body: Body, until: float) -> Body:
         """Exchange one request and its answer, on a new connection if the present one has been closed meanwhile."""
@@ -348,13 +351,13 @@ class EtcdClient:
             try:
                 status, answer = connection.exchange(path, to_text(body).encode(), headers, until)
             except TimeoutError:
-                raise _NoAnswerError("no answer in time") from None
+                raise _NoAnswerError("timed out") from None
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 if is_new:
                     text = _in_words(error)
                     if endpoint.startswith("https:") and not self._place.certificate and isinstance(error, OSError):
-                        text += "; it may ask for a client's certificate (ETCDCTL_CERT and ETCDCTL_KEY)"
+                        text += "; it may require a client certificate (ETCDCTL_CERT and ETCDCTL_KEY)"
                     raise _BrokenError(text) from error
             else:
                 break
@@ -364,9 +367,9 @@ class EtcdClient:
             if status != http.HTTPStatus.OK and answer:
                 text = f"HTTP {status}: {_shown(answer[:_SHOWN].decode(errors='replace').strip())}"
                 if _NAMED in text:
-                    text += ": a client's certificate has to be without such a name, and a user given in ETCDCTL_USER"
+                    text += ": use a client certificate without a CommonName, and set the user in ETCDCTL_USER"
                 raise _NoAnswerError(text) from error
-            raise _NoAnswerError("what answers is no etcd of version 3.4 or later: it is not JSON") from error
+            raise _NoAnswerError("the server is not etcd 3.4 or later: it is not JSON") from error
 
     def _connected(self, endpoint: str, until: float) -> tuple[_Connection, bool]:
         """Return a connection to a server, and whether it is a new one."""
@@ -380,7 +383,7 @@ class EtcdClient:
         try:
             connection.reach(until)
         except UnicodeError as error:  # an impossible name, or one in the resolver's search list
-            raise _NoAnswerError(f"{connection.host} is no name of a host") from error
+            raise _NoAnswerError(f"{connection.host} is not a valid host name") from error
         except OSError as error:
             raise _NoAnswerError(in_words(error)) from error
         return connection, True

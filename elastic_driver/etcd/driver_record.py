@@ -80,4 +80,6 @@ def parse_driver(found: Sequence[KeyValue]) -> RegisteredDriver | None:
     try:
         return decode(found[0].value)
     except codec.CodecError as error:
-        raise EtcdError(f"what is at {found[0].key} is not of a driver of this version: {error}") from error
+        raise EtcdError(
+            f"the value of key {found[0].key} was not written by a driver of this version: {error}"
+        ) from error

@@ -145,7 +145,7 @@ def parse(data: bytes) -> Body:
     try:
         answer: object = json.loads(data.decode())
     except RecursionError as error:
-        raise ValueError("it is too deep") from error
+        raise ValueError("it is nested too deeply") from error
     return _object(answer)
 
 
@@ -159,7 +159,7 @@ def refusal_in(answer: Body) -> tuple[str, int] | None:
     words = answer.get("message") or answer.get("error")
     code = answer.get("code", answer.get("grpc_code"))
     if not isinstance(words, str) or type(code) is not int:
-        raise ValueError("it refuses, and does not say why")
+        raise ValueError("it is an error without a message or a code")
     return words, code
 
 
@@ -182,7 +182,7 @@ def granted(answer: Body) -> tuple[int, int]:
     """Parse the answer to a grant."""
     lease, ttl_s = _number(answer, "ID"), _number(answer, "TTL")
     if not lease or not ttl_s:
-        raise ValueError("it grants no lease")
+        raise ValueError("it contains no lease")
     return lease, ttl_s
 
 
@@ -197,7 +197,7 @@ def token(answer: Body) -> str:
     """Parse the answer to an authentication."""
     text = answer.get("token")
     if not isinstance(text, str) or not text.isascii() or not text.isprintable():
-        raise ValueError("it gives no token")
+        raise ValueError("it contains no token")
     return text
 
 
@@ -251,21 +251,21 @@ def _key_value(data: object) -> KeyValue:
 
 def _object(data: object) -> Body:
     if not isinstance(data, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     return data
 
 
 def _list(answer: Body, name: str) -> list[object]:
     items = answer.get(name, [])
     if not isinstance(items, list):
-        raise ValueError(f"its {name} are no list")
+        raise ValueError(f"its {name} is not a list")
     return items
 
 
 def _flag(answer: Body, name: str) -> bool:
     flag = answer.get(name, False)
     if not isinstance(flag, bool):
-        raise ValueError(f"its {name} is no truth value")
+        raise ValueError(f"its {name} is not a boolean")
     return flag
 
 
@@ -273,12 +273,12 @@ def _number(answer: Body, name: str) -> int:
     text = answer.get(name, "0")
     number = int(text) if isinstance(text, str) and len(text) < 20 else -1
     if not 0 <= number <= _MOST:
-        raise ValueError(f"its {name} is no number")
+        raise ValueError(f"its {name} is not a number")
     return number
 
 
 def _bytes(answer: Body, name: str) -> bytes:
     text = answer.get(name, "")
     if not isinstance(text, str):
-        raise ValueError(f"its {name} is no text")
+        raise ValueError(f"its {name} is not a string")
     return base64.b64decode(text, validate=True)

@@ -78,10 +78,10 @@ class EtcdPlace:
 
     def __post_init__(self) -> None:
         if not self.endpoints:
-            raise ValueError("it names no server")
+            raise ValueError("it contains no server")
         for endpoint in self.endpoints:
             if _endpoint(endpoint, is_tls=False) != endpoint:
-                raise ValueError(f"{endpoint!r} is no http://HOST:PORT or https://HOST:PORT")
+                raise ValueError(f"{endpoint!r} is not http://HOST:PORT or https://HOST:PORT")
         if why := _why_no_prefix(self.prefix):
             raise ValueError(why)
 
@@ -99,8 +99,8 @@ class EtcdPlace:
         if "@" in hosts:
             # Without the given text: it contains a password.
             raise SettingsError(
-                f"cannot use a URL {ETCD}… with a user in it, which everybody on this machine could read: "
-                "give the user in ETCDCTL_USER"
+                f"cannot use a URL {ETCD}… that contains a user, which every user of this machine could "
+                "read: set ETCDCTL_USER instead"
             )
         if why := _why_no_prefix(prefix):
             raise SettingsError(f"cannot use {url[:200]!r}: {why}; {_FORM}")
@@ -108,7 +108,9 @@ class EtcdPlace:
         certificate, key = _pair(environ)
         source = hosts or environ.get("ETCDCTL_ENDPOINTS", "")
         if not source.strip():
-            raise SettingsError(f"cannot use {url[:200]!r}: it names no server, nor does ETCDCTL_ENDPOINTS; {_FORM}")
+            raise SettingsError(
+                f"cannot use {url[:200]!r}: it contains no server, and ETCDCTL_ENDPOINTS is not set; {_FORM}"
+            )
         endpoints = []
         for text in source.split(","):
             # A scheme for each is etcdctl's form; in the URL there is one for all.
@@ -116,7 +118,7 @@ class EtcdPlace:
             endpoint = "" if has_scheme and hosts else _endpoint(text.strip(), is_tls=bool(ca or certificate))
             if not endpoint:
                 where = repr(url[:200]) if hosts else "ETCDCTL_ENDPOINTS"
-                raise SettingsError(f"cannot use {where}: {text[:200]!r} is no HOST:PORT; {_FORM}")
+                raise SettingsError(f"cannot use {where}: {text[:200]!r} is not HOST:PORT; {_FORM}")
             endpoints.append(endpoint)
         servers = tuple(dict.fromkeys(endpoints))
         place = cls(servers, prefix, *_user(environ), ca, certificate, key, _files(environ))
@@ -170,8 +172,8 @@ class EtcdPlace:
                 _load(context, self.certificate, self.key)
             except (ssl.SSLError, ValueError) as error:
                 raise SettingsError(
-                    f"cannot use {of}ETCDCTL_CERT with {of}ETCDCTL_KEY: {in_words(error)}; the key has to be the "
-                    "certificate's, and not encrypted"
+                    f"cannot use {of}ETCDCTL_CERT with {of}ETCDCTL_KEY: {in_words(error)}; the key must match the "
+                    "certificate and must not be encrypted"
                 ) from error
         return context
 
@@ -187,13 +189,11 @@ def is_etcd(text: str) -> bool:
 
 def _why_no_prefix(prefix: str) -> str:
     if not prefix:
-        return "it names no prefix, under which the keys of this job are apart from all others"
+        return "it has no prefix, which separates this job's keys from all others"
     if len(prefix) > _MOST_PREFIX:
-        return f"its prefix has {len(prefix)} characters, and {_MOST_PREFIX} are the most"
+        return f"its prefix has {len(prefix)} characters; the maximum is {_MOST_PREFIX}"
     if not _PREFIX.fullmatch(prefix):
-        return (
-            f"its prefix {prefix!r} may have letters, digits and . _ + = @ : - between single slashes, and nothing else"
-        )
+        return f"its prefix {prefix!r} may contain only letters, digits and . _ + = @ : - between single slashes"
     return ""
 
 
@@ -224,7 +224,7 @@ def _pem(environ: Mapping[str, str], name: str) -> str:
     except UnicodeDecodeError:
         text = ""
     if "-----BEGIN " not in text:
-        raise SettingsError(f"cannot use {path} ({name}): it is no PEM file")
+        raise SettingsError(f"cannot use {path} ({name}): it is not a PEM file")
     return text
 
 
@@ -240,7 +240,7 @@ def _pair(environ: Mapping[str, str], of: str = "") -> tuple[str, str]:
     certificate, key = (_pem(environ, name) for name in names)
     if bool(certificate) != bool(key):
         given, other = names if certificate else reversed(names)
-        raise SettingsError(f"cannot use {given} without {other}: a certificate and its key are given together")
+        raise SettingsError(f"cannot use {given} without {other}: set both the certificate and its key")
     return certificate, key
 
 
@@ -253,12 +253,10 @@ def _user(environ: Mapping[str, str], of: str = "") -> tuple[str, str]:
         name, rest = given, password
     if not name:
         if given or password:
-            raise SettingsError(f"cannot use a password without a name: {names[0]} names no user")
+            raise SettingsError(f"cannot use a password without a user name: {names[0]} contains no name")
         return "", ""
     if not password and not has_password:
-        raise SettingsError(
-            f"cannot use {names[0]} without a password: give {name}:PASSWORD there, or it alone in {names[1]}"
-        )
+        raise SettingsError(f"cannot use {names[0]} without a password: set it to {name}:PASSWORD, or set {names[1]}")
     return name, rest
 
 

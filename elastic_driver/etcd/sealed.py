@@ -73,4 +73,4 @@ class Seal:
         try:
             return self._cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], name.encode())
         except (InvalidTag, ValueError) as error:
-            raise UnsealError("it was not sealed with this key for this place, or was changed") from error
+            raise UnsealError("it was sealed with another key or for another place, or was modified") from error

@@ -73,15 +73,15 @@ def _of_waiting(
                 continue
             all_wait = False
             if seen.is_still(limit_s) and worker not in cases:
-                text = f"it has not submitted {one.name}, in which others have waited for {one.since_s:.0f} s"
+                text = f"it has not submitted {one.name}, for which others have waited {one.since_s:.0f} s"
                 cases[worker] = _awaited(seen, text, one.name)
     if not cases and all_wait:
         # It is unknowable which of them are at fault; the fewest are named.
         one = min(overdue, key=lambda one: (len(one.missing), -one.since_s, one.name))
         for rank in one.missing:
             text = (
-                f"it has not submitted {one.name}, in which others have waited for {one.since_s:.0f} s, and waits "
-                "for others itself: the ranks wait for each other"
+                f"it has not submitted {one.name}, for which others have waited {one.since_s:.0f} s, and is "
+                "itself waiting: the ranks wait for each other"
             )
             cases[by_rank[rank]] = Case(Kind.DEADLOCK, text, one.name)
     return cases
@@ -98,7 +98,7 @@ def _by_counts(members: Mapping[WorkerId, Seen], ranks: Mapping[WorkerId, int], 
     waiters = [worker for worker, seen in known.items() if seen.vitals.waits_s > 0]
     if not waiters:
         return {
-            worker: Case(Kind.IDLE, f"{_does_nothing(seen)}, and nobody waits for it", "")
+            worker: Case(Kind.IDLE, f"{_does_nothing(seen)}, and no other worker waits for it", "")
             for worker, seen in known.items()
             if seen.is_still(limit_s) and seen.at_s - seen.quiet_s >= limit_s
         }
@@ -111,7 +111,7 @@ def _by_counts(members: Mapping[WorkerId, Seen], ranks: Mapping[WorkerId, int], 
     fewest = min(counts.values())
     waited_s = min(known[worker].vitals.waits_s for worker in waiters)
     if others:
-        text = f"it waits in no collective, and all others have waited for {waited_s:.0f} s"
+        text = f"it is not waiting in a collective, and all others have waited for {waited_s:.0f} s"
         return {
             worker: _awaited(known[worker], text, "")
             for worker, count in counts.items()
@@ -119,7 +119,9 @@ def _by_counts(members: Mapping[WorkerId, Seen], ranks: Mapping[WorkerId, int], 
         }
     if fewest == max(counts.values()):
         return {}  # the collective itself makes no progress
-    text = f"it has submitted {fewest} collectives, others more, and all have waited for {waited_s:.0f} s"
+    text = (
+        f"it has submitted {fewest} collectives, others have submitted more, and all have waited for {waited_s:.0f} s"
+    )
     return {
         worker: Case(Kind.DEADLOCK, f"{text}: the ranks wait for each other", "")
         for worker, count in counts.items()
@@ -130,12 +132,12 @@ def _by_counts(members: Mapping[WorkerId, Seen], ranks: Mapping[WorkerId, int], 
 def _awaited(seen: Seen, text: str, collective: str) -> Case:
     vitals = seen.vitals
     if vitals.traced:
-        return Case(Kind.TRACED, f"{text}; a debugger holds it", collective)
+        return Case(Kind.TRACED, f"{text}; it is in a debugger", collective)
     if vitals.state == "D":
-        text += "; it is in a system call that cannot be interrupted (state D): a disk, mostly"
+        text += "; it is in an uninterruptible system call (state D), usually waiting for a disk"
     return Case(Kind.LACKS, text, collective)
 
 
 def _does_nothing(seen: Seen) -> str:
-    text = f"it has neither computed, read nor written anything for {seen.at_s - seen.quiet_s:.0f} s"
-    return f"{text} (state D: a disk, mostly)" if seen.vitals.state == "D" else text
+    text = f"it has used no CPU and done no I/O for {seen.at_s - seen.quiet_s:.0f} s"
+    return f"{text} (state D: usually waiting for a disk)" if seen.vitals.state == "D" else text

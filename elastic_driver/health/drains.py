@@ -89,5 +89,5 @@ class Drains:
         if self.last_at is not None and now - self.last_at < DRAIN_PAUSE_S:
             return f"another slow worker was drained {now - self.last_at:.0f} s ago"
         if now - self._hosts.get(hostname, float("-inf")) < HOST_PAUSE_S:
-            return f"a place of host {hostname} was drained for that already"
+            return f"a slow worker of host {hostname} was drained recently"
         return ""

@@ -51,12 +51,12 @@ class FigureBook:
         """Warn that a worker has reported an invalid figure. Only once: all run the same script."""
         if not self._has_refused:
             self._has_refused = True
-            self._warn(f"worker {worker} has reported what is no figure, which is dropped: {why}")
+            self._warn(f"worker {worker} reported an invalid figure, which is dropped: {why}")
 
     def _tell_full(self, name: str) -> None:
         if not self._is_told_full:
             self._is_told_full = True
-            self._warn(f"figures of more than {MOST_NAMES} names are reported: {name!r} and other new ones are dropped")
+            self._warn(f"more than {MOST_NAMES} figures are reported: {name!r} and further names are dropped")
 
     @property
     def figures(self) -> Figures:

@@ -102,7 +102,7 @@ class HangWatch:
         if missed_s > STALE_S:
             # It is unknown what it did meanwhile.
             if worker in self._suspects:
-                self._clear(worker, f"nothing was heard of it for {missed_s:.0f} s")
+                self._clear(worker, f"it did not report for {missed_s:.0f} s")
             seen.begin_evidence(vitals)
         seen.take(vitals, now, awaits, self._pace)
         if seen.moved_s == vitals.at_s:
@@ -171,7 +171,7 @@ class HangWatch:
         for worker in sorted(self._suspects, key=self._order):
             seen = self._seen[worker]
             if not lives(worker):
-                self._clear(worker, "it was told to end")
+                self._clear(worker, "it is being stopped")
             elif seen.is_fresh(now):
                 gone = not (worker in self._halted or trains(worker))
                 if known is None and worker not in cases and not gone and seen.is_awaited():
@@ -242,7 +242,7 @@ class HangWatch:
         if known is not None and is_same and vitals.at_s <= known.at_s:
             return
         if worker in self._suspects:
-            self._clear(worker, "it goes on")
+            self._clear(worker, "it makes progress again")
         self._drop(worker)
         self._seen[worker] = seen = Seen.first(vitals, now, awaits)
         if known is not None and is_same and vitals.at_s - known.at_s <= STALE_S:
@@ -309,10 +309,10 @@ class HangWatch:
                 one.is_first = True
             one.kind, one.why, one.collective = case
         elif gone and one.kind is not Kind.STOPPED:  # a script without this library never reports that it trains
-            self._clear(worker, "its round is over, or it leaves")
+            self._clear(worker, "its round is over, or it is leaving")
             return
         elif seen.moved_s > one.began_s or one.kind is Kind.STOPPED or at - one.confirmed_s >= _UNCONFIRMED_S:
-            self._clear(worker, "it goes on")
+            self._clear(worker, "it makes progress again")
             return
         if not self._proves:
             return
@@ -340,7 +340,7 @@ class HangWatch:
             text = (
                 f"{one.why}; for {at - one.window_s:.0f} s it has used {max(0.0, cpu_s):.2f} s of CPU time and moved "
                 f"{max(0, did)} bytes, its main thread has not woken, and its stacks are the same ({deadline.told}); "
-                "--hang-action warn would only name it"
+                "--hang-action warn would only report it"
             )
             self._prove(worker, one, text, found, silent=False)
         elif one.open is None and at - one.window_s >= due[taken]:

@@ -115,9 +115,9 @@ def limit_of(counted: int, slowest_s: float, what: str) -> Limit:
     if counted < LEARNED_FROM:
         if learned_s > START_LIMIT_S:
             return Limit(learned_s, f"{said} is {in_seconds(learned_s)}")
-        return Limit(START_LIMIT_S, f"{START_LIMIT_S:g} s, until {LEARNED_FROM} steps of the round are counted")
+        return Limit(START_LIMIT_S, f"{START_LIMIT_S:g} s, until {LEARNED_FROM} steps of the round have been counted")
     if learned_s < LEAST_LIMIT_S:
-        return Limit(LEAST_LIMIT_S, f"{LEAST_LIMIT_S:g} s, the least; {said} is less")
+        return Limit(LEAST_LIMIT_S, f"{LEAST_LIMIT_S:g} s, the minimum; {said} is less")
     return Limit(learned_s, f"{said} is {in_seconds(learned_s)}")
 
 
@@ -125,5 +125,5 @@ def proof_of(limit: Limit) -> Limit:
     """Derive the deadline of the proof from a limit."""
     derived_s = TIMES_LIMIT * limit.seconds
     if derived_s <= LEAST_PROOF_S:
-        return Limit(LEAST_PROOF_S, f"the deadline is {LEAST_PROOF_S:g} s, the least")
+        return Limit(LEAST_PROOF_S, f"the deadline is {LEAST_PROOF_S:g} s, the minimum")
     return Limit(derived_s, f"the deadline is {TIMES_LIMIT:g} times the limit of {in_seconds(limit.seconds)}")

@@ -29,8 +29,8 @@ UNHEARD_S = 10.0
 LEAST_STEPS_S = 10.0
 """The least limit for steps: the driver gets them once a second."""
 _TIMES_LONGEST = 2.0
-_UNHEARD = Limit(UNHEARD_S, f"{UNHEARD_S:g} s without a word")
-_NOT_ENDED = "what such a script does cannot be known from outside"
+_UNHEARD = Limit(UNHEARD_S, f"{UNHEARD_S:g} s without a message")
+_NOT_ENDED = "what such a script does is not visible from outside"
 
 Finding = WorkerSuspected | WorkerCleared
 
@@ -112,7 +112,7 @@ class StandstillWatch:
         """Record an observation of a worker."""
         if vitals.pulse_s is not None and not self._tell_themselves:
             self._tell_themselves = True
-            self._end_of_round("it uses elastic_driver, and tells itself what it waits for")
+            self._end_of_round("it uses elastic_driver, and reports itself what it waits for")
         looked = self._looked.get(worker)
         if looked is None or looked.vitals.pid != vitals.pid:
             self._looked[worker] = _Looked.first(vitals, now)
@@ -174,7 +174,7 @@ class StandstillWatch:
         }
         for host in [host for host in self._of_hosts if host not in self._unheard]:
             told = self._of_hosts.pop(host)
-            why = "nothing is heard of its host at all" if host in silent else "its host's agent is heard again"
+            why = "its host does not respond at all" if host in silent else "its host's agent reports again"
             for worker in told.suspects:
                 self._ended.append(WorkerCleared(worker, self._ranks.get(worker), why, now - told.began))
         if not self._unheard:
@@ -186,8 +186,8 @@ class StandstillWatch:
             if looks >= 2 and host in by_host and host not in self._of_hosts:
                 first, *others = by_host[host]
                 why = (
-                    f"nothing was heard of its host's agent for {unheard[host]:.0f} s, though the machine answers: "
-                    "both may be stopped"
+                    f"its host's agent has not reported for {unheard[host]:.0f} s, although the machine responds: "
+                    "the worker and the agent may be stopped"
                 )
                 self._of_hosts[host] = _Told(now - unheard[host], {first: why}, _UNHEARD)
                 self._suspect(first, Kind.UNHEARD, why, unheard[host], _UNHEARD, len(others), "it may be training")
@@ -210,14 +210,15 @@ class StandstillWatch:
 
     def _limit(self) -> Limit:
         if self._gaps < LEARNED_FROM:
-            known = "" if self._top is None else f", until {LEARNED_FROM} steps of the round are told"
+            known = "" if self._top is None else f", until {LEARNED_FROM} steps of the round have been reported"
             limit = Limit(START_LIMIT_S, f"{START_LIMIT_S:g} s{known}")
         elif (learned_s := TIMES_SLOWEST * self._slowest_s) < LEAST_STEPS_S:
-            limit = Limit(LEAST_STEPS_S, f"{LEAST_STEPS_S:g} s, the least")
+            limit = Limit(LEAST_STEPS_S, f"{LEAST_STEPS_S:g} s, the minimum")
         else:
             limit = Limit(
                 learned_s,
-                f"{TIMES_SLOWEST:g} times the longest time without news of a step, {in_seconds(self._slowest_s, 2)}",
+                f"{TIMES_SLOWEST:g} times the longest time without a report of a step, "
+                f"{in_seconds(self._slowest_s, 2)}",
             )
         # An evaluation that was mistaken for a standstill recurs, also in later rounds.
         longest_s = _TIMES_LONGEST * self._longest_s
@@ -242,12 +243,12 @@ class StandstillWatch:
         self._note_step(max(said, default=None), now)
         looked = {worker: self._looked[worker] for worker in members if worker in self._looked}
         if len(looked) < len(self._ranks) or not looked:
-            self._end_of_round("its round is over, or it leaves")
+            self._end_of_round("its round is over, or it is leaving")
             return
         if any(now - one.seen_at > STALE_S for one in looked.values()):
             return  # the state of the round is unknown
         if any(one.vitals.state in (STOPPED, DEBUGGED) for one in looked.values()):
-            self._end_of_round("another is at fault")
+            self._end_of_round("another worker is at fault")
             return
         limit = self._limit()
         quiet = [worker for worker, one in looked.items() if one.idle_s >= limit.seconds]
@@ -255,7 +256,7 @@ class StandstillWatch:
         if self._of_round is not None:
             if not quiet or (self._top is not None and self._top_at > self._of_round.began):
                 self._longest_s = max(self._longest_s, now - self._of_round.began)
-                self._end_of_round("it goes on")
+                self._end_of_round("it makes progress again")
         elif is_still and not any(map(is_known, members)):
             began = now - (max(looked[worker].idle_s for worker in quiet) if self._top is None else now - self._top_at)
             self._name(now, began, limit, looked, steps, quiet)
@@ -287,22 +288,22 @@ class StandstillWatch:
         said = [step for step in steps.values() if step is not None]
         if len(said) == len(steps) and min(said) < max(said):
             behind = [worker for worker, step in steps.items() if step == min(said)]
-            does = "does nothing" if behind[0] in quiet else "computes, reads or writes"
+            does = "is idle" if behind[0] in quiet else "is computing or doing I/O"
             text = f"it is at step {min(said)} and {does}; others have been at step {max(said)} for {still_s:.0f} s"
             return behind, text, Kind.LACKS
-        nothing = f"it has neither computed, read nor written anything for {looked[quiet[0]].idle_s:.0f} s"
-        at = "" if self._top is None else f"; no rank has told of a step after {self._top} for {still_s:.0f} s"
+        nothing = f"it has used no CPU and done no I/O for {looked[quiet[0]].idle_s:.0f} s"
+        at = "" if self._top is None else f"; no rank has reported a step after {self._top} for {still_s:.0f} s"
         outside = [worker for worker in quiet if looked[worker].vitals.awaits]
         if outside and len(outside) < len(looked):
             what = looked[outside[0]].vitals.awaits
-            return outside, f"its main thread waits for {what}, and others do nothing{at}", Kind.LACKS
+            return outside, f"its main thread waits for {what}, and others are idle{at}", Kind.LACKS
         busy = [worker for worker in looked if worker not in quiet]
         if busy and len(busy) < len(quiet):
-            others = f"{len(quiet)} others have done nothing for {still_s:.0f} s, and may wait for it"
-            return busy, f"it computes, reads or writes; {others}{at}", Kind.LACKS
+            others = f"{len(quiet)} others have been idle for {still_s:.0f} s, and may be waiting for it"
+            return busy, f"it is computing or doing I/O; {others}{at}", Kind.LACKS
         if busy:
-            return quiet, f"{nothing}, and others compute{at}", Kind.LACKS
-        unknown = "; nor has any other, and which of them the others wait for cannot be seen from outside"
+            return quiet, f"{nothing}, while others are computing{at}", Kind.LACKS
+        unknown = "; neither has any other worker, and which of them the others wait for is not visible from outside"
         return quiet, f"{nothing}{unknown if len(looked) > 1 else ''}{at}", Kind.IDLE
 
     def _suspect(

@@ -28,4 +28,4 @@ def why_spared(state: State, worker: WorkerId, ended: Collection[WorkerId], *, i
         goes = record.phase is WorkerPhase.LEAVING or record.killed is not None or record.worker.hostname in lost
         if record.has_state and not goes and record.worker != worker and record.worker not in ended:
             return ""
-    return "nobody who would be left has the training's state, and no commit is on disk (--durable-dir)"
+    return "no remaining worker would have the training's state, and no commit is on disk (--durable-dir)"

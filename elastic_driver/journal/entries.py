@@ -364,28 +364,28 @@ def decode(body: bytes) -> tuple[Entry, ...]:
     """
     data = codec.from_text(_text(body))
     if not isinstance(data, list):
-        raise EntriesError("it is no list of entries")
+        raise EntriesError("it is not a list of entries")
     begun_by = ""
     for entry in data:
         # Its format may differ, so this comes before the rest is read.
         if not isinstance(entry, dict) or entry.get("is") != Took.__name__:
             continue
         begun_by = f"elastic_driver {entry.get('version')}"
-        other = f"{begun_by} has written it, whose"
+        other = f"{begun_by} wrote it, whose"
         if entry.get("core") != document.VERSION:
             raise EntriesError(
-                f"{other} jobs have the form {entry.get('core')}; this one reads form {document.VERSION}"
+                f"{other} jobs have format {entry.get('core')}; this version reads format {document.VERSION}"
             )
         if entry.get("protocol") != PROTOCOL:
-            raise EntriesError(f"{other} agents speak protocol {entry.get('protocol')}; this one speaks {PROTOCOL}")
+            raise EntriesError(f"{other} agents speak protocol {entry.get('protocol')}; this version speaks {PROTOCOL}")
     try:
         entries: tuple[Entry, ...] = codec.from_data(tuple[Entry, ...], data, name="record")
     except codec.CodecError as error:
         if not begun_by:
             raise
         raise EntriesError(
-            f"{begun_by} has written it in another form than this one reads: {error}; only the elastic_driver that has "
-            "begun this job can go on with it"
+            f"{begun_by} wrote it in a format that this version cannot read: {error}; use the version "
+            "that started the job"
         ) from error
     return entries
 
@@ -441,5 +441,5 @@ def _text(body: bytes) -> bytes:
     except zlib.error as error:
         raise EntriesError(f"it cannot be decompressed: {error}") from None
     if not reader.eof or reader.unused_data:
-        raise EntriesError("it cannot be decompressed: it has another length")
+        raise EntriesError("it cannot be decompressed: its length is wrong")
     return text

@@ -213,7 +213,7 @@ class EtcdLock:
             if not self._in_doubt():
                 return
             why = f": {self._why}" if self._why else ""
-        raise LockInDoubtError(f"it is not sure that no other driver has the job by now{why}")
+        raise LockInDoubtError(f"another driver may have taken over the job by now{why}")
 
     def is_of(self, job_id: str) -> None:
         """Record which job is in the journal, for messages. Never blocks."""
@@ -240,7 +240,7 @@ class EtcdLock:
         """Record that a transaction has found the key gone: nothing is written before :meth:`take_again`."""
         with self._mutex:
             self._lose(why)
-        return LockLostError(f"the lock of the job's driver is gone: {why}")
+        return LockLostError(f"the driver lock of the job is lost: {why}")
 
     def take_again(self, is_ours: Callable[[Found], bool]) -> None:
         """Take the lock again, if it is lost and no other process has had it.
@@ -261,9 +261,11 @@ class EtcdLock:
                 raise held(self.place, there_in(holder))
             head = parse_head(client.range(head_key(self.place)).found, self.place)
             if not is_ours(head):
-                raise JournalHeldError(f"cannot use {self.place} (--journal): another driver has had the job meanwhile")
+                raise JournalHeldError(
+                    f"cannot use {self.place} (--journal): another driver has taken over the job in the meantime"
+                )
             if not self._take(client, head):
-                raise LockLostError("the lock of the job's driver is being taken by another")
+                raise LockLostError("another driver is acquiring the driver lock of the job")
             self._begin(client)
         except BaseException:
             client.close()
@@ -327,7 +329,7 @@ class EtcdLock:
             self._is_published = self._there == there
         if is_released:
             client.revoke(lease)
-            raise LockLostError("the lock of the job's driver is released")
+            raise LockLostError("the driver lock of the job has been released")
         return True
 
     def _has_left(self, client: EtcdClient, holder: KeyValue) -> bool:
@@ -387,7 +389,7 @@ class EtcdLock:
                             self._why = in_words(error)
                 else:
                     if not ttl_s:
-                        self._lose_lease(lease, "its lease has run out")
+                        self._lose_lease(lease, "its lease has expired")
                         break
                     ask_at_s = asked_s + ttl_s / _ASKS
                     with self._mutex:

@@ -122,7 +122,7 @@ def parse_head(found: tuple[KeyValue, ...], place: EtcdPlace) -> Found:
     try:
         return Found(codec.decode(Head, found[0].value), found[0].mod_revision)
     except codec.CodecError as error:
-        raise JournalError(f"cannot read {place}: its head is none of a journal ({error})") from None
+        raise JournalError(f"cannot read {place}: its head is not a journal's ({error})") from None
 
 
 def parse_ended(found: tuple[KeyValue, ...]) -> Ended | None:
@@ -150,10 +150,15 @@ def check_key(head: Head, place: EtcdPlace, key_name: str, *, is_driven: bool, e
         return
     what, remove = "", f"etcdctl del --prefix {place.prefix}/"
     if not is_driven and ended is not None and ended.job == head.job:
-        what = f" Job {head.job} has ended with exit code {ended.exit_code}. To begin another one there: {remove}"
+        what = f" Job {head.job} has ended with exit code {ended.exit_code}. To start another job there: {remove}"
     elif not is_driven:
-        what = f" Without that key nobody can read it. To give up job {head.job}, whose workers may still run: {remove}"
-    raise JournalError(f"cannot read {place}: it is sealed with another key: is --journal-key the job's?{what}")
+        what = (
+            f" It cannot be read without that key. To abandon job {head.job}, whose workers may still be running: "
+            f"{remove}"
+        )
+    raise JournalError(
+        f"cannot read {place}: it is sealed with another key: is --journal-key the key of this job?{what}"
+    )
 
 
 class Read(NamedTuple):

@@ -104,7 +104,7 @@ class EtcdStore:
         # A large record needs several transactions: without its last piece it is not valid.
         for at in range(0, len(puts), AT_ONCE):
             if not self._txn([self._is_headed()], puts[at : at + AT_ONCE]):
-                raise LockLostError("somebody has removed or replaced the journal's records")
+                raise LockLostError("the journal's records were removed or replaced")
         self._number += len(pieces)
         self._size += weight(pieces)
 
@@ -136,7 +136,7 @@ class EtcdStore:
         self._txn([self._is_headed()], [put, Delete(records, generation_key(self._place, generation))])
         self._refresh_head()
         if self._head.head != head:  # otherwise it succeeded, perhaps twice
-            raise LockLostError("somebody has replaced the journal's head")
+            raise LockLostError("the journal's head was replaced")
         has_begun()
 
     def _refresh_head(self) -> None:
@@ -168,12 +168,12 @@ class EtcdStore:
         if not outcome.succeeded:
             there = outcome.found[0]
             if not there:
-                raise self._lock.lost("its lease has run out, or somebody has removed it")
+                raise self._lock.lost("its lease has expired, or its key was removed")
             if there[0].create_revision != lock.revision:
-                raise self._lock.lost("another driver has it")
+                raise self._lock.lost("another driver holds it")
         return outcome.succeeded
 
 
 def _check(body: bytes) -> None:
     if len(body) > MOST_BODY:
-        raise OSError(errno.EFBIG, f"a record of {len(body)} bytes is more than {MOST_BODY}")
+        raise OSError(errno.EFBIG, f"a record has {len(body)} bytes; the maximum is {MOST_BODY}")

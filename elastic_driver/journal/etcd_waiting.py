@@ -92,7 +92,7 @@ class Waiting:
             raise held(self._place, there)
         else:
             wait = in_seconds(self._dying_s)
-            self._tell(f"{whom} is driven by {_who(there)}: waiting {wait} to see whether that is dead")
+            self._tell(f"{whom} is driven by {_who(there)}: waiting {wait} to see whether that driver is dead")
         self._look(drives=True)
         time.sleep(_LOOK_S)
 
@@ -119,7 +119,7 @@ class Waiting:
         """Wait a while, for an etcd that does not respond, or that rejects requests that it has accepted before."""
         if not self._is_silent:
             self._is_silent = True
-            what = "still standing by, and waiting for etcd" if self.was_standby else "waiting for etcd"
+            what = "still standing by, waiting for etcd" if self.was_standby else "waiting for etcd"
             self._on_wait(f"{what}: {in_words(error)}")
         self._look(drives=self.was_standby)
         time.sleep(_LOOK_S)

@@ -69,7 +69,7 @@ def parse(data: bytes, path: Path) -> list[Record]:
         raise JournalError(f"cannot read {path}: its first record is damaged (byte {at})")
     # A torn record is the last one that was written.
     if _is_followed(data, at, records[-1].sequence + 1):
-        raise JournalError(f"cannot read {path}: it is damaged at byte {at}, and goes on behind that")
+        raise JournalError(f"cannot read {path}: it is damaged at byte {at}, and valid records follow")
     return records
 
 
@@ -200,7 +200,7 @@ def _why_no_header(data: bytes) -> str:
     line, newline, _ = data[:80].partition(b"\n")
     if newline and line.startswith(first) and line[len(first) + 1 :].isdigit():
         return f"it is of version {line[len(first) + 1 :].decode()}; this elastic_driver reads version 1"
-    return "it is no journal, or its first line is damaged"
+    return "it is not a journal, or its first line is damaged"
 
 
 def _write(descriptor: int, data: bytes, at: int) -> None:

@@ -188,11 +188,11 @@ def open_private(path: Path, flags: int) -> int:
     status = os.fstat(descriptor)
     why = ""
     if not stat.S_ISREG(status.st_mode):
-        why = "it is no plain file"
+        why = "it is not a regular file"
     elif status.st_uid != os.geteuid():
         why = f"it belongs to user {status.st_uid}"
     elif status.st_mode & 0o077:
-        why = f"others may open it: chmod 600 {path}"
+        why = f"other users can open it (chmod 600 {path})"
     elif status.st_nlink > 1:
         why = "it is a hard link: the file has other names"
     if why:
@@ -235,7 +235,7 @@ def _checked(path: Path) -> Path:
         try:
             path = path.parent.resolve(strict=True) / path.name
         except FileNotFoundError as error:
-            raise _unfit(path, f"there is no folder {path.parent} to make it in") from error
+            raise _unfit(path, f"its parent folder {path.parent} does not exist") from error
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
         check_folder(path)
@@ -243,7 +243,7 @@ def _checked(path: Path) -> Path:
     except OSError as error:
         raise _unfit(path, in_words(error)) from error
     if network is not None:
-        raise _unfit(path, f"it is on a file system over a network ({network}), whose locks are not this machine's")
+        raise _unfit(path, f"it is on a network file system ({network}), whose locks are not local to this machine")
     return path
 
 
@@ -267,11 +267,13 @@ class _Waiting:
                 raise _held(self._path, process, job)
             self.is_stood_by = True
             whom = f"job {job}" if job else "another job"
-            self._tell(f"standing by: {whom} is driven by {f'process {pid_in(process)}' if process else 'another'}")
+            self._tell(
+                f"standing by: {whom} is driven by {f'process {pid_in(process)}' if process else 'another process'}"
+            )
         else:
             self._tell(
                 f"the journal {self._path} is still locked for process {pid_in(process)}, which is dead: waiting "
-                "until the kernel has let go of it"
+                "until the kernel releases the lock"
             )
         self._look(drives=drives)
         if not _wait_for_end(pid_in(process)):

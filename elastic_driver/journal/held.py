@@ -150,8 +150,8 @@ def _check_nobody_answers(found: Recorded, path: Path) -> None:
             return
         if time.monotonic() > until:
             raise JournalHeldError(
-                f"cannot use the journal {path}: nobody has its lock, and yet a driver of job {found.job.job_id} "
-                f"answers at {socket}; has somebody removed {path / LOCK}?"
+                f"cannot use the journal {path}: its lock is free, but a driver of job {found.job.job_id} "
+                f"answers at {socket}; was {path / LOCK} removed?"
             )
         time.sleep(_LOOK_S)
 
@@ -163,6 +163,6 @@ def _check_is_in_its_place(found: Recorded, path: Path) -> None:
         return
     if any(kept.local and may_come_back(kept) for kept in found.facts.agents.values()):
         raise JournalError(
-            f"cannot take over job {found.job.job_id}: its journal was {before}, where its agents on this machine look "
-            f"for a driver; move it back there, or end the job (elasticrun end {found.job.job_id})"
+            f"cannot take over job {found.job.job_id}: its agents on this machine look for a driver in its former "
+            f"journal, {before}; move the journal back, or end the job (elasticrun end {found.job.job_id})"
         )

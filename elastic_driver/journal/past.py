@@ -120,7 +120,7 @@ def _replay(entries: Sequence[Entry], name: str) -> Recorded | Closed:
         case [Took() as took, Snapshot() as snapshot, *rest]:
             pass
         case _:
-            raise JournalError(f"cannot read {name}: it does not begin as a journal does")
+            raise JournalError(f"cannot read {name}: it does not begin with the records of a journal")
     state, clock, events = snapshot.state, snapshot.clock, list[tuple[float, Event]]()
     turns = [*snapshot.turns] or [Turned(clock, standing_of(state))]
     facts = FactTable(snapshot.facts)
@@ -136,8 +136,8 @@ def _replay(entries: Sequence[Entry], name: str) -> Recorded | Closed:
                 state, commands = step(state, entry.event, entry.clock)
                 if told(commands) != entry.told:
                     raise JournalError(
-                        f"cannot read {name}: at its event {len(events) + 1} this elastic_driver decides otherwise "
-                        f"than elastic_driver {took.version} with Python {took.python} did, which has written it"
+                        f"cannot read {name}: at event {len(events) + 1}, this elastic_driver decides differently "
+                        f"than elastic_driver {took.version} with Python {took.python}, which wrote it"
                     )
                 clock = entry.clock
                 events.append((entry.clock, entry.event))
@@ -145,7 +145,7 @@ def _replay(entries: Sequence[Entry], name: str) -> Recorded | Closed:
                 if turned.follows(turns[-1]):
                     turns.append(turned)
             case _:
-                raise JournalError(f"cannot read {name}: {type(entry).__name__} is no entry behind the first record")
+                raise JournalError(f"cannot read {name}: {type(entry).__name__} is not allowed after the first record")
     kept = facts.facts()
     since = tuple(turned for turned in turns if kept.books is None or not kept.books.has(turned.at))
     if kept.books is not None:

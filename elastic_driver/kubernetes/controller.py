@@ -153,7 +153,7 @@ class Controller:
                 # A failure with one job, or an unreachable API server, must not end the tasks.
                 again_s = watched.next_pause_s()
                 if not _is_passing(error):
-                    _log.warning("job %s/%s: %s; again in %.1f s", namespace, name, _said(error), again_s)
+                    _log.warning("job %s/%s: %s; retrying in %.1f s", namespace, name, _said(error), again_s)
             if again_s is None:
                 if watched.woken.is_set():
                     continue  # a job of the same name was created just before this one was found to be gone
@@ -186,7 +186,7 @@ class Controller:
             watched.pause_s = _FIRST_PAUSE_S
             return made.again_s
         again_s = min(watched.next_pause_s(), made.again_s)
-        _log.warning("job %s/%s: %s; again in %.1f s", namespace, name, _said(refused), again_s)
+        _log.warning("job %s/%s: %s; retrying in %.1f s", namespace, name, _said(refused), again_s)
         return again_s
 
     async def _observe(self, body: Object) -> tuple[Observed, bytes]:
@@ -263,7 +263,7 @@ class Controller:
         match action:
             case Create(wanted):
                 await self._api.create(wanted)
-                _log.info("made %s %s", wanted["kind"], wanted["metadata"]["name"])
+                _log.info("created %s %s", wanted["kind"], wanted["metadata"]["name"])
             case MakeTokens():
                 await self._api.create(objects.tokens(ElasticJob.of(body), *(secrets.token_hex(32) for _ in range(3))))
             case MakeSshKeys():
@@ -275,10 +275,10 @@ class Controller:
                 _log.info("deleted %s %s", seen["kind"], seen["metadata"]["name"])
             case Drain(host, within_s):
                 said = await self._ask(self._ask_drain, ElasticJob.of(body).driver_url, key, host, within_s)
-                _log.info("drain of %s: %s", host, said or "no driver answers")
+                _log.info("drain of %s: %s", host, said or "the driver does not answer")
             case EndTraining():
                 said = await self._ask(self._ask_end, ElasticJob.of(body).driver_url, key)
-                _log.info("end of %s: %s", body["metadata"]["name"], said or "no driver answers")
+                _log.info("end of %s: %s", body["metadata"]["name"], said or "the driver does not answer")
             case CreateEvent(reason, message, warning):
                 try:
                     await self._tell(body, reason, message, warning=warning)
@@ -286,7 +286,7 @@ class Controller:
                     # An event that cannot be created (a quota) must not prevent the action that it reports.
                     if error.status not in (*_REFUSED, GONE, _CONFLICT):
                         raise
-                    _log.warning("cannot tell %s of %s: %s", reason, body["metadata"]["name"], _said(error))
+                    _log.warning("cannot create event %s for %s: %s", reason, body["metadata"]["name"], _said(error))
             case DeleteJob():
                 await self._api.delete(body)
 
@@ -295,7 +295,7 @@ class Controller:
         use.
         """
         made = _made_by(action, body)
-        text = f"{type(action).__name__ if made is None else f'making {made[1]} {made[2]}'}: {_said(error)}"
+        text = f"{type(action).__name__ if made is None else f'cannot create {made[1]} {made[2]}'}: {_said(error)}"
         if text not in watched.told:
             watched.told.add(text)
             with contextlib.suppress(ApiException):
@@ -488,24 +488,24 @@ def _any_address() -> str:
 def main(words: Sequence[str] | None = None) -> int:
     """Run the controller. Returns its exit code."""
     parser = argparse.ArgumentParser(
-        prog="elastic-driver-controller", description="Looks after the ElasticJobs of a Kubernetes cluster."
+        prog="elastic-driver-controller", description="Run the ElasticJobs of a Kubernetes cluster."
     )
-    text = "look after this namespace only; may be repeated (default: all that there are)"
+    text = "watch only this namespace; may be repeated (default: all namespaces)"
     parser.add_argument("--namespace", "-n", action="append", default=[], metavar="N", help=text)
-    text = "answer liveness probes (GET /healthz) at this port, on all addresses (default: no)"
+    text = "serve liveness probes (GET /healthz) on this port, on all addresses (default: off)"
     parser.add_argument("--health-port", type=int, metavar="P", help=text)
-    parser.add_argument("--verbose", action="store_true", help="say each change")
+    parser.add_argument("--verbose", action="store_true", help="log every change")
     arguments = parser.parse_args(words)
     health_port: int | None = arguments.health_port
     if health_port is not None and not 1 <= health_port <= 65535:
-        parser.error(f"--health-port {health_port} is not within 1 to 65535")
+        parser.error(f"--health-port {health_port} is not between 1 and 65535")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     _log.setLevel(logging.INFO if arguments.verbose or os.environ.get("ELASTIC_DRIVER_VERBOSE") else logging.WARNING)
     try:
         asyncio.run(
             run(
                 namespaces=arguments.namespace,
-                ready=lambda: _log.warning("looks after ElasticJobs now"),
+                ready=lambda: _log.warning("watching ElasticJobs"),
                 health_port=health_port,
             )
         )

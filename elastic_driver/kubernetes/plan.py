@@ -258,7 +258,7 @@ class _Planner:
             why = (pod.get("status") or {}).get("reason") or _phase(pod)
             self._actions += [
                 CreateEvent(
-                    "WorkerEnded", f"pod {_name(pod)} has ended ({why}) while the job runs: made anew", warning=True
+                    "WorkerEnded", f"pod {_name(pod)} ended ({why}) while the job is running: recreating it", warning=True
                 ),
                 Delete(pod),
             ]
@@ -339,7 +339,7 @@ class _Planner:
                 # From now on the pod's removal is final, even if the job grows again meanwhile.
                 since = seen.now
                 self._actions.append(Update(pod, {"metadata": {"annotations": {DRAINED_SINCE: _time(seen.now)}}}))
-                self._actions.append(CreateEvent("Draining", f"pod {_name(pod)} is to go: its workers leave first"))
+                self._actions.append(CreateEvent("Draining", f"pod {_name(pod)} is to be deleted: its workers leave first"))
             left_s = since + job.drain_s - seen.now
             driver = seen.driver
             has_left = (
@@ -348,7 +348,7 @@ class _Planner:
             if has_left and not is_fresh:
                 self._actions.append(Delete(pod))
             elif left_s <= 0 and not is_fresh:
-                text = f"pod {_name(pod)} is deleted: its workers had not left it after {job.drain_s} s"
+                text = f"pod {_name(pod)} is deleted: its workers had not left within {job.drain_s} s (drainTimeoutSeconds)"
                 self._actions += [CreateEvent("DrainTimeout", text, warning=True), Delete(pod)]
             else:
                 if driver is not None and host in driver.hosts and host not in driver.drained:
@@ -407,10 +407,10 @@ class _Planner:
         if end is not None:
             return end[0], f"Launcher{end[0]}", end[1]
         if job.suspend:
-            return "Suspended", "Suspended", "runPolicy.suspend: the job has no pods for now"
+            return "Suspended", "Suspended", "runPolicy.suspend is true: the job's pods are deleted until it is false"
         if seen.driver is not None and seen.driver.members:
-            return "Running", "Training", "workers train"
-        return "Created", "Starting", "the job's objects are made; no worker trains yet"
+            return "Running", "Training", "workers are training"
+        return "Created", "Starting", "the job's objects are created; no worker is training yet"
 
 
 # --- facts of objects ------------------------------------------------------------------------------------------------
@@ -467,9 +467,9 @@ def _end_of(launcher: Object | None) -> tuple[str, str] | None:
     for condition in ((launcher or {}).get("status") or {}).get("conditions") or ():
         if condition.get("status") == "True" and condition.get("type") in ("Complete", "Failed"):
             if condition["type"] == "Complete":
-                return "Succeeded", "the launcher has ended with exit code 0"
-            why = condition.get("message") or condition.get("reason") or "it has failed"
-            return "Failed", f"the launcher has failed: {why}"
+                return "Succeeded", "the launcher exited with code 0"
+            why = condition.get("message") or condition.get("reason") or "no reason given"
+            return "Failed", f"the launcher failed: {why}"
     return None
 
 

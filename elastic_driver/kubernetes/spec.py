@@ -136,18 +136,18 @@ class ElasticJob:
         name = str(metadata["name"])
         if not _NAME.fullmatch(name) or len(name) > _MOST_NAME:
             raise SpecError(
-                f"metadata.name {name!r} cannot be: pods and a Service are named after it, so it has lower-case "
-                f"letters, digits and dashes, begins with a letter, and has {_MOST_NAME} characters at most"
+                f"metadata.name {name!r} is invalid: pods and a Service are named after it, so it must consist of "
+                f"lower-case letters, digits and dashes, begin with a letter, and have at most {_MOST_NAME} characters"
             )
         if spec.get("runLauncherAsWorker"):
-            raise SpecError("spec.runLauncherAsWorker is not supported: give the job one worker more")
+            raise SpecError("spec.runLauncherAsWorker is not supported: add a worker replica instead")
         if spec.get("mpiImplementation", "OpenMPI") != "OpenMPI":
-            raise SpecError("spec.mpiImplementation means nothing here: leave it away")
+            raise SpecError("spec.mpiImplementation has no effect here: remove it")
         roles = spec.reader("mpiReplicaSpecs")
         launcher, worker = (roles.reader(role) for role in ("Launcher", "Worker"))
         policy, elastic = spec.reader("runPolicy"), spec.reader("elasticPolicy")
         if launcher.number("replicas", 1, 1, 1) != 1:
-            raise SpecError(f"{launcher.at}.replicas: there is one launcher")
+            raise SpecError(f"{launcher.at}.replicas must be 1")
         least = elastic.number("minReplicas", None, 0, _MOST_WORKERS)
         most = elastic.number("maxReplicas", None, 1, _MOST_WORKERS)
         if least is not None and most is not None and least > most:
@@ -232,7 +232,7 @@ class _Reader:
 
     def __init__(self, fields: Any, at: str) -> None:
         if not isinstance(fields, Mapping):
-            raise SpecError(f"{at} is no object")
+            raise SpecError(f"{at} is not an object")
         self._fields = fields
         self.at = at
 
@@ -248,14 +248,14 @@ class _Reader:
         if value is None:
             return None
         if type(value) is not int or value < least or (most is not None and value > most):
-            bounds = f"within {least} to {most}" if most is not None else f"of {least} or more"
-            raise SpecError(f"{self.at}.{name} {str(value)[:40]!r} is no whole number {bounds}")
+            bounds = f"from {least} to {most}" if most is not None else f"of at least {least}"
+            raise SpecError(f"{self.at}.{name} {str(value)[:40]!r} is not an integer {bounds}")
         return value
 
     def text(self, name: str, default: str) -> str:
         value = self.get(name, default)
         if not isinstance(value, str) or not value:
-            raise SpecError(f"{self.at}.{name} is no text")
+            raise SpecError(f"{self.at}.{name} is not a non-empty string")
         return value
 
     def journal(self) -> str:
@@ -266,11 +266,11 @@ class _Reader:
         if _USER.match(place):
             # The message omits the value: it may contain a password, and the message becomes a status and an event.
             raise SpecError(
-                f"{self.at}.journal has a user in it, which everybody who may look at the job could read: give the "
-                "user in ETCDCTL_USER in the launcher's template"
+                f"{self.at}.journal contains a user, which everyone who can read the job would see: set "
+                "ETCDCTL_USER in the launcher's template instead"
             )
         if not _JOURNAL.fullmatch(place):
-            raise SpecError(f"{self.at}.journal {place[:200]!r} is no {ETCD}HOST:PORT,.../PREFIX")
+            raise SpecError(f"{self.at}.journal {place[:200]!r} is not {ETCD}HOST:PORT,.../PREFIX")
         return place
 
     def one_of(self, name: str, kind: type[_T], default: _T) -> _T:
@@ -294,7 +294,7 @@ class _Reader:
         pod.list_of("tolerations", Mapping)
         containers = pod.list_of("containers", Mapping)
         if not containers:
-            raise SpecError(f"{pod.at}.containers: a pod needs one")
+            raise SpecError(f"{pod.at}.containers is empty: at least one is required")
         first = _Reader(containers[0], f"{pod.at}.containers[0]")
         first.objects("lifecycle", "securityContext")
         first.list_of("env", Mapping)
@@ -309,7 +309,7 @@ class _Reader:
     def list_of(self, name: str, kind: type) -> Sequence[Any]:
         value = self.get(name, [])
         if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
-            raise SpecError(f"{self.at}.{name} is no list of {'texts' if kind is str else 'objects'}")
+            raise SpecError(f"{self.at}.{name} is not a list of {'strings' if kind is str else 'objects'}")
         return value
 
 

@@ -128,7 +128,7 @@ class Jobs:
         known = self._jobs.get(request.job)
         if known is None:
             if len(self._jobs) >= _MOST_JOBS:
-                raise RendezvousProtocolError(f"cannot take another job: there are {_MOST_JOBS}")
+                raise RendezvousProtocolError(f"cannot accept another job: the maximum is {_MOST_JOBS}")
             lost_s = request.terms.lost_s
             quiet_until = self._began + lost_s  # nodes in a generation of an earlier start report first
             job = Job(request.terms, not_before=quiet_until if now < quiet_until else 0.0, empty_at=now)

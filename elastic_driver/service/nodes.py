@@ -285,7 +285,7 @@ def explain(job: Job) -> str:
     if job.over:
         return "it has ended"
     if job.formed is not None and not job.broken:
-        spare = f"; {job.joining} wait" if job.joining else ""
+        spare = f"; waiting nodes: {job.joining}" if job.joining else ""
         return f"generation {job.formed.number} runs on {len(job.formed.members)} nodes{spare}"
     nodes = job.nodes.values()
     if job.awaited:
@@ -293,8 +293,8 @@ def explain(job: Job) -> str:
         return f"waiting for {job.awaited} nodes to stop their workers ({names})"
     if job.joining < job.terms.least:
         there = f" ({_some(node.member.name for node in nodes if node.joining)})" if job.joining else ""
-        return f"waiting for nodes: {job.joining} of at least {job.terms.least} are there{there}"
-    return f"a last call: {job.joining} of at most {job.terms.most} nodes are there"
+        return f"waiting for nodes: {job.joining} of at least {job.terms.least} have joined{there}"
+    return f"last call: {job.joining} of at most {job.terms.most} nodes have joined"
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def _joined(job: Job, event: NodeJoined, now: float) -> Job:
         job = replace(job, terms=event.terms)
     elif event.terms != job.terms:
         raise RendezvousProtocolError(
-            f"cannot join: the nodes of this job have other terms ({_terms(job.terms)}) than this one "
+            f"cannot join: the job's other nodes have different settings ({_terms(job.terms)}) than this one "
             f"({_terms(event.terms)})"
         )
     if known is None:
@@ -322,7 +322,7 @@ def _joined(job: Job, event: NodeJoined, now: float) -> Job:
         return job  # its answer was lost: it has a place, and gets the answer again
     job = job.put(replace(known, member=event.member, joining=True))
     if known.rank is not None and not known.joining:
-        job = _break(job, f"node {event.member.name} starts its workers again", now)
+        job = _break(job, f"node {event.member.name} is restarting its workers", now)
     return job
 
 
@@ -353,7 +353,7 @@ def _claimed(job: Job, event: NodeClaimed, now: float) -> Job:
         empty_at=None,
     )
     again = next((node for node in members if node.joining), None)
-    return job if again is None else _break(job, f"node {again.member.name} starts its workers again", now)
+    return job if again is None else _break(job, f"node {again.member.name} is restarting its workers", now)
 
 
 def _lost(job: Job, nodes: tuple[str, ...], now: float) -> Job:
@@ -378,7 +378,7 @@ def _left(job: Job, node: str, outcome: Outcome, now: float) -> Job:
         return job
     if outcome is Outcome.SUCCEEDED:
         return replace(job, finished=job.finished + 1)
-    words = "has failed" if outcome is Outcome.FAILED else "has left"
+    words = "failed" if outcome is Outcome.FAILED else "left"
     return _break(replace(job, is_losing=True), f"node {known.member.name} {words}", now)
 
 
@@ -397,7 +397,7 @@ def _settled(job: Job, now: float, salt: str) -> Job:
         elif not job.broken and job.terms.grow_now and not job.finished and job.ranked < job.terms.most:
             newcomer = next((node for node in job.nodes.values() if node.joining), None) if job.joining else None
             if newcomer is not None:
-                job = _break(job, f"node {newcomer.member.name} joins", now)
+                job = _break(job, f"node {newcomer.member.name} is joining", now)
     if not job.over and (job.formed is None or job.broken):
         job = _formed(job, now, salt)
     if not job.nodes:

@@ -66,12 +66,12 @@ async def serve(place: Place, *, tell: Callable[[str], None], on_listening: Call
             ended.set_result(code)
 
     def failed(error: BaseException) -> None:
-        tell(f"an error of the rendezvous' own: {error!r}")
+        tell(f"internal error of the rendezvous: {error!r}")
         end(70)
 
     def failed_with_a_request(error: BaseException) -> None:
         # The request has been answered with it. One member's request must not affect the others.
-        tell(f"an error of the rendezvous' own, with one request: {error!r}")
+        tell(f"internal error of the rendezvous while handling a request: {error!r}")
 
     loop.set_exception_handler(
         lambda _, context: failed(context.get("exception") or RuntimeError(str(context["message"])))
@@ -102,7 +102,7 @@ async def serve(place: Place, *, tell: Callable[[str], None], on_listening: Call
     )
     fingerprint = await server.certificate.make()
     port = await server.start(place.host, place.port)
-    keeper = asyncio.ensure_future(clock.keep(lambda lost_s: tell(f"this process stood still for {lost_s:.0f} s")))
+    keeper = asyncio.ensure_future(clock.keep(lambda lost_s: tell(f"this process was suspended for {lost_s:.0f} s")))
     sweeper = asyncio.ensure_future(_sweep(clock, used, forget))
     on_listening(port, fingerprint)
     try:

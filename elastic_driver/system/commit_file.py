@@ -34,14 +34,14 @@ def layout(start: bytes | bytearray, size: int) -> tuple[int, int]:
         ValueError: this is not such a file, or not a complete one.
     """
     if size < PREFIX.size + DIGEST_BYTES:
-        raise ValueError(f"{size} bytes are too few")
+        raise ValueError(f"it has only {size} bytes")
     magic, header_bytes, data_bytes = PREFIX.unpack_from(start)
     if magic != MAGIC:
-        raise ValueError("it does not begin as such a file does")
+        raise ValueError("it does not begin like a commit file")
     begin = -(-(PREFIX.size + header_bytes) // ALIGN) * ALIGN
     whole = begin + data_bytes + DIGEST_BYTES
     if size != whole:
-        raise ValueError(f"it has {size} bytes instead of {whole}")
+        raise ValueError(f"it has {size} bytes; {whole} are expected")
     return PREFIX.size + header_bytes, begin
 
 
@@ -85,7 +85,7 @@ def _digest(file: BinaryIO, length: int) -> bytes:
     while length:
         piece = file.read(min(length, _CHUNK_BYTES))
         if not piece:
-            raise ValueError("it has shrunk")
+            raise ValueError("it has become shorter")
         digest.update(piece)
         length -= len(piece)
     return digest.digest()

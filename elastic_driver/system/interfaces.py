@@ -92,8 +92,8 @@ def choose_address(addresses: Sequence[str], *, route: str, words: Sequence[str]
         fits = [one for word in words for one in usable if _fits(one, word)]
         if not fits:
             raise SettingsError(
-                f"cannot use --network-interfaces {','.join(words)} on host {host}: none of it fits an address that "
-                f"other hosts could reach; it has {', '.join(map(str, own)) or 'none at all'}"
+                f"cannot use --network-interfaces {','.join(words)} on host {host}: it matches no address that other "
+                f"hosts can reach; the host's addresses: {', '.join(map(str, own)) or 'none'}"
             )
     elif way is not None and not way.is_loopback and all(way != _without_zone(one.text) for one in usable):
         return route  # the list may lack it, as in some sandboxes, but the kernel has it
@@ -101,8 +101,8 @@ def choose_address(addresses: Sequence[str], *, route: str, words: Sequence[str]
         fits = usable
     if not fits:
         raise SettingsError(
-            f"cannot find an address of host {host} that other hosts could reach: it has "
-            f"{', '.join(map(str, own)) or 'none at all'}"
+            f"cannot find an address of host {host} that other hosts can reach; its "
+            f"addresses: {', '.join(map(str, own)) or 'none'}"
         )
     is_way_known = way is not None and not way.is_loopback
 
@@ -132,8 +132,8 @@ def listening_addresses(addresses: Sequence[str], *, words: Sequence[str] = ()) 
     if not fits:
         allowed = f" that --network-interfaces {','.join(words)} allows" if words else ""
         raise SettingsError(
-            f"cannot listen for other hosts: this machine has no address{allowed} that they could reach; it has "
-            f"{', '.join(map(str, own)) or 'none at all'}"
+            f"cannot listen for other hosts: this machine has no address{allowed} that they can reach; its "
+            f"addresses: {', '.join(map(str, own)) or 'none'}"
         )
     # Link-local addresses only if they are asked for, or there are no others.
     beyond = [one for one in fits if words or not one.address.is_link_local] or fits

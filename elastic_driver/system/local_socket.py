@@ -73,7 +73,7 @@ class SocketFolder:
             path.mkdir(mode=0o700)
             return path
 
-        return cls._first(places, make, fcntl.LOCK_SH, "; set TMPDIR to a folder that can hold it")
+        return cls._first(places, make, fcntl.LOCK_SH, "; set TMPDIR to a usable folder")
 
     @classmethod
     def named(cls, name: str, places: Sequence[Path] = _KNOWN_PLACES) -> Self:
@@ -242,7 +242,7 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
             return _connect(path, timeout_s)
         except BlockingIOError:
             if time.monotonic() > until:
-                raise TimeoutError(errno.ETIMEDOUT, f"{path} is too busy to take a connection") from None
+                raise TimeoutError(errno.ETIMEDOUT, f"{path} is too busy to accept a connection") from None
         time.sleep(_AGAIN_S)
 
 
@@ -268,7 +268,7 @@ def _connect(path: Path, timeout_s: float) -> socket.socket:
             os.close(folder)
         _, user, _ = peer_of(connection)
         if user != os.geteuid():
-            raise OtherUserError(errno.EPERM, f"a process of user {user} listens at {path}")
+            raise OtherUserError(errno.EPERM, f"the process that listens at {path} belongs to user {user}")
     except BaseException:
         connection.close()
         raise
@@ -305,7 +305,7 @@ def _open(path: Path) -> int:
     except FileNotFoundError as error:
         raise FileNotFoundError(
             error.errno,
-            f"there is no {path}: the process that made it has ended, or this is a container where it is not mounted",
+            f"{path} does not exist: the process that created it has ended, or it is not mounted in this container",
         ) from error
     why = why_not_private(os.fstat(descriptor))
     if why:

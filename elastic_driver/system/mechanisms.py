@@ -171,7 +171,7 @@ def _tcp_info() -> None:
     with socket.socket() as sock:
         size = len(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))
     if size < _TCP_INFO_BYTES:
-        raise OSError(f"it has {size} bytes; {_TCP_INFO_BYTES} are needed")
+        raise OSError(f"it has {size} bytes; {_TCP_INFO_BYTES} are required")
 
 
 def _refusals() -> None:
@@ -186,7 +186,7 @@ def _peer_credentials() -> None:
     with one, other:
         user = struct.unpack("=iII", one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
     if user != os.geteuid():
-        raise OSError(f"the kernel names user {user}, and this is user {os.geteuid()}")
+        raise OSError(f"the kernel reports user {user}, but this process runs as user {os.geteuid()}")
 
 
 def _looked_at_lock() -> None:
@@ -207,14 +207,14 @@ MECHANISMS = (
     Mechanism(
         "/proc",
         "",
-        "no job starts: local sockets and processes are found through it",
+        "jobs cannot start: local sockets and processes are found through it",
         _proc,
         is_warned_of=True,
     ),
     Mechanism(
         "SO_PEERCRED",
         "",
-        "no job starts: processes of one machine authenticate each other by it",
+        "jobs cannot start: processes on a machine authenticate each other with it",
         _peer_credentials,
         is_warned_of=True,
     ),
@@ -269,19 +269,19 @@ MECHANISMS = (
     Mechanism(
         "PR_GET_TID_ADDRESS",
         "3.5",
-        "workers are not forked from a warmed process: each imports its modules anew",
+        "workers are not forked from a warm process: each imports its modules itself",
         _thread_address,
     ),
     Mechanism(
         "memory cgroup",
         "4.13",
-        "a worker killed for want of memory is reported as killed by SIGKILL, and no memory limit is known",
+        "a worker killed by the OOM killer is reported as killed by SIGKILL, and the memory limit is unknown",
         _memory_cgroup,
     ),
     Mechanism(
         "/proc/PID/syscall",
         "",
-        "reports of a hang do not say what the worker's main thread waits for",
+        "reports of a hang do not include what the worker's main thread waits for",
         _proc_syscall,
     ),
     Mechanism(

@@ -347,7 +347,7 @@ class _Parent:
                 _say(f"{how}, {self._failures} times in a row: ending the job")
                 signals = [signal.SIGTERM]
             else:
-                _say(f"{how}: starting it again{f' in {wait_s:.0f} s' if wait_s else ''}")
+                _say(f"{how}: restarting it{f' in {wait_s:.0f} s' if wait_s else ''}")
                 if wait_s or not self._asked:
                     signals = _signals_within(wait_s) or signals
                     for number in signals:
@@ -357,14 +357,17 @@ class _Parent:
             except OSError as error:  # no process or descriptor is free
                 how, can_start = f"the driver cannot be started ({in_words(error)})", False
                 if is_last:
-                    _say(f"{how}, and nobody ends the job")
+                    _say(f"{how}, and no process is left to end the job")
                     self._end(code)
                 self._failures += 1
                 continue
             if is_last:
                 last = self._outcome_of(started[0])
                 if last < 0 or last == _NOT_STARTED:
-                    _say(f"the driver (process {started[0]}) that was to end it {_how(last)}: nobody ends the job")
+                    _say(
+                        f"the driver (process {started[0]}) that should end the job {_how(last)}: no process is left "
+                        "to end the job"
+                    )
                 self._end(code)
             return started
 
@@ -428,7 +431,7 @@ class _Parent:
                 os.set_inheritable(has_come_up, True)
                 os.execve(again.command[0], list(again.command), {**again.environ, _ENV: mark})
             except OSError as error:
-                _say(f"cannot start the driver again: {error}")
+                _say(f"cannot restart the driver: {error}")
 
         try:
             started = _fork(run)
@@ -516,7 +519,7 @@ def _reap(child: int) -> int | None:
 
 def _how(code: int) -> str:
     if code >= 0:
-        return "could not be started" if code == _NOT_STARTED else "has failed"
+        return "could not be started" if code == _NOT_STARTED else "failed"
     with contextlib.suppress(ValueError):
         return f"was killed by {signal.Signals(-code).name}"
     return f"was killed by signal {-code}"

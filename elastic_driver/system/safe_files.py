@@ -62,9 +62,7 @@ def open_named(path: Path, flags: int) -> int:
             raise
         # A link of this user's, or root's (/dev/stderr), that no other user can replace before it is opened.
         if not _is_trusted(path.lstat().st_uid) or _may_exchange(folder):
-            raise OSError(
-                errno.ELOOP, "it is a symbolic link that another user can have put there", str(path)
-            ) from None
+            raise OSError(errno.ELOOP, "it is a symbolic link that another user may have created", str(path)) from None
         descriptor = _open(path, flags, None)
     with _closed_on_error(descriptor):
         status = os.fstat(descriptor)
@@ -220,7 +218,7 @@ def who_else_writes(folder: Path, *, only_adding: bool) -> str:
     if not _is_trusted(status.st_uid):
         return f"it belongs to user {_user(status.st_uid)}"
     if status.st_mode & stat.S_IWOTH and (only_adding or not status.st_mode & stat.S_ISVTX):
-        return "all users can write to it"
+        return "it is writable by all users"
     return ""
 
 
@@ -234,14 +232,14 @@ def why_not_private(status: os.stat_result) -> str:
     if stat.S_ISLNK(status.st_mode):
         return "is a symbolic link"
     if not stat.S_ISDIR(status.st_mode):
-        return "is no folder"
+        return "is not a folder"
     if status.st_uid != user:
         return f"belongs to user {_user(status.st_uid)}, and this process to user {_user(user)}"
     if status.st_mode & 0o077:
         return "is open to other users (chmod 700)"
     if not _is_mapped(user):
         # All users that are not mapped in this namespace share one number, and this process has it, too.
-        return f"may be anybody's: this user namespace does not map user {user} (/proc/self/uid_map)"
+        return f"has an unknown owner: this user namespace does not map user {user} (/proc/self/uid_map)"
     return ""
 
 
@@ -273,7 +271,7 @@ def _open(name: str | Path, flags: int, dir_fd: int | None, mode: int = 0o666) -
     try:
         return os.open(name, flags, mode, dir_fd=dir_fd)
     except OSError as error:
-        reasons = {errno.ENXIO: "nobody reads that pipe", errno.ELOOP: "it is a symbolic link"}
+        reasons = {errno.ENXIO: "no process reads that pipe", errno.ELOOP: "it is a symbolic link"}
         if error.errno in reasons:
             raise OSError(error.errno, reasons[error.errno], str(name)) from error
         raise
@@ -298,7 +296,7 @@ def _check_planted(status: os.stat_result, name: str | Path, folder: os.stat_res
     """Apply the rule of fs.protected_regular and _fifos: in a folder like /tmp only files of this user or its owner."""
     shared = folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH
     if shared and status.st_uid not in (os.geteuid(), folder.st_uid):
-        raise OSError(errno.EACCES, f"user {_user(status.st_uid)} has put it there", str(name))
+        raise OSError(errno.EACCES, f"it was created by user {_user(status.st_uid)}", str(name))
 
 
 def _is_mapped(user: int) -> bool:

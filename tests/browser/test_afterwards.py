@@ -168,7 +168,7 @@ def a_story() -> Story:
         add("sampled", at_s, **known, gpu=0.9, gpu_memory_bytes=None, workers=6, figures=figures)
     add("host_lost", 650, host=hosts[2], reason=f"its agent is not heard any more {HOSTILE}")
     form(660, 2, 6, f"host {hosts[2]} lost: its agent is not heard any more {HOSTILE}", workers[:4])
-    add("job_ended", 700, exit_code=0, message="all workers of round 2 ended with code 0")
+    add("job_ended", 700, exit_code=0, message="all workers of round 2 exited with code 0")
     story = Reader().read(lines)
     assert story is not None
     return story

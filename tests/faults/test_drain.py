@@ -40,11 +40,11 @@ def test_a_signal_to_a_worker_makes_it_leave(tmp_path: Path) -> None:
             job.wait_for("its end", lambda: len(job.events("worker_exited")) == len(left))
             assert [(event["pid"], event["returncode"]) for event in job.events("worker_exited")] == left
             worker = f"127.0.0.1[{rank - 1}]"
-            job.wait_to_say(f"worker {worker} leaves at the next commit: it was sent {number.name}")
+            job.wait_to_say(f"worker {worker} is leaving at the next commit: it received {number.name}")
         job.wait_to_say("3 -> 2 workers")
         job.wait_to_say("2 -> 1 worker")
         assert "blacklisted" not in job.said()
-        assert "taken out of the job" not in job.said()
+        assert "removed from the job" not in job.said()
         assert len(job.events("worker_started")) == 3, "its place stays free"
 
 
@@ -62,7 +62,7 @@ def test_drain_and_undo_from_the_command_line(tmp_path: Path) -> None:
         wrong = drain("elsewhere")
         assert (wrong.returncode, wrong.stdout) == (
             2,
-            "there is no host elsewhere in the job; its hosts: localhost, 127.0.0.1\n",
+            "the job has no host elsewhere; its hosts: localhost, 127.0.0.1\n",
         )
         at = time.time()
         said = drain("127.0.0.1")
@@ -93,4 +93,4 @@ def test_a_drained_worker_that_does_not_reach_a_commit_is_ended(tmp_path: Path) 
         job.wait_for_steps(1, after=at)
         job.wait_to_say("did not leave within 0.5 s (--drain-timeout)")
         assert "blacklisted" not in job.said()
-        assert "taken out of the job" not in job.said()
+        assert "removed from the job" not in job.said()

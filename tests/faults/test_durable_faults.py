@@ -237,7 +237,7 @@ def test_what_one_disk_has_torn_another_has_whole(tmp_path: Path) -> None:
         path.unlink()
     with start(tmp_path / "2", TWO_HOSTS, *flags, LOCAL_DISCS=disks, STEPS=9) as job:
         assert job.wait() == 0, job.said()
-        assert f"{before[1]} is not a complete commit: 4 bytes are too few; trying the previous" in job.said()
+        assert f"{before[1]} is not a complete commit: it has only 4 bytes; trying the previous" in job.said()
         assert f"resuming from commit 8 in {disks}/127.0.0.1" in job.said()
     files = list(disks.glob("*/commit-*"))
     for path in files:
@@ -270,7 +270,7 @@ def test_two_jobs_that_want_one_folder_at_once(tmp_path: Path) -> None:
     with both[0].job, both[1].job:
         (refused,) = until(both[0].job, "who is refused", lambda: [x for x in both if x.job.process.poll() is not None])
         assert refused.job.process.returncode == 2, [each.job.said() for each in both]
-        assert f"another job uses the folder {folder}" in refused.job.said()
+        assert f"cannot use the folder {folder} (--durable-dir): another job is using it" in refused.job.said()
         (other,) = (each for each in both if each is not refused)
         other.job.wait_for_steps(1, 3)
         last = other.end()

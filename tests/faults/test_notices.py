@@ -62,7 +62,7 @@ def no_step_is_repeated(job: Job) -> None:
 
 def told_to_have_left(job: Job, host: str) -> list[float]:
     """For how long a host's machine is there yet, each time that the driver has said so."""
-    line = rf"host {host} leaves at the next commit: .*; its machine goes away in ([\d.]+) s"
+    line = rf"host {host} is leaving at the next commit: .*; its machine goes away in ([\d.]+) s"
     return [float(left) for left in re.findall(line, job.said())]
 
 
@@ -110,11 +110,11 @@ def test_who_has_no_commit_before_the_end_is_killed_a_second_before(tmp_path: Pa
         killed = [event for event in job.events("worker_stopped") if "had not left" in event["reason"]]
         assert len(killed) == 2
         assert all(at + 1.9 < event["time"] for event in killed), [e["time"] - at for e in killed]
-        job.wait_to_say("about to go: what it has done since the last commit is lost")
+        job.wait_to_say("about to go: its work since the last commit is lost")
         job.wait_to_say("resumed from commit 0 in")
         assert "127.0.0.1[0] had not left when its host was about to go" in job.said().partition("round 2: 3 -> 1")[2]
         assert "blacklisted" not in job.said()
-        assert "taken out of the job" not in job.said()
+        assert "removed from the job" not in job.said()
 
 
 def test_a_notice_while_a_reset_is_under_way(tmp_path: Path, runtime: Path) -> None:
@@ -171,7 +171,7 @@ def test_restarted_workers_checkpoint_before_it(tmp_path: Path, runtime: Path, s
         assert saved == ([0] if slow else [0, 1])
         if slow:
             assert at + 6.9 < began["time"]
-            assert "round 1 is over, and a host of its workers goes away" in job.said()
+            assert "round 1 is over, and one of its hosts goes away" in job.said()
 
 
 # --- hosts that join, each with an endpoint of its own ---------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_two_clouds_take_machines_back_at_once(tmp_path: Path, runtime: Path) ->
         no_step_is_repeated(spots.job)
         assert first.wait(PATIENCE_S) == second.wait(PATIENCE_S) == 0, "they have left long before"
         for name in ("node-x", "node-y"):
-            line = f"host {name} leaves at the next commit: Azure is evicting this spot VM (Preempt); its machine"
+            line = f"host {name} is leaving at the next commit: Azure is evicting this spot VM (Preempt); its machine"
             assert line in spots.job.said()
             assert is_told_once(spots.job, name)
         assert "node-z" not in spots.job.said().partition("Azure")[2]
@@ -275,7 +275,7 @@ def test_a_machine_without_which_there_are_too_few_stays_until_its_end(tmp_path:
             "what that means",
             lambda: "host node-x goes away, its workers train until then; that leaves 1 slot" in spots.job.said(),
         )
-        assert "it waits for others, and ends after" in spots.job.said()
+        assert "it waits for more, and ends after" in spots.job.said()
         at = time.time()
         spots.job.wait_for("its end has passed", lambda: time.time() > at + 11)
         assert agent.poll() is None
@@ -359,7 +359,7 @@ def test_the_drivers_own_machine_goes_away(tmp_path: Path, runtime: Path) -> Non
             (tmp_path / "go").touch()
             text = (
                 "warning: the driver's own machine goes away in 30 s (Google is preempting this spot VM): the job ends "
-                "with it, on all hosts; nothing keeps its progress (--durable-dir)"
+                "with it, on all hosts; its progress will be lost (--durable-dir would keep it)"
             )
             job.wait_for("what it means", lambda: text in job.said())
             job.wait_for("what is short", lambda: "that leaves 0 slots of the 1 that the job needs" in job.said())

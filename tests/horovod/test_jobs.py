@@ -97,7 +97,7 @@ def test_growth_and_shrinking_lose_no_step(start: Start, capsys: pytest.CaptureF
         assert "2 -> 4 workers, host 127.0.0.1 added" in job.said()
         assert "4 -> 2 workers, host 127.0.0.1 removed" in job.said()
         assert "blacklisted" not in job.said()
-        assert "taken out of the job" not in job.said()
+        assert "removed from the job" not in job.said()
     with capsys.disabled():
         print(f"\n{job.by}: 2 more train after {joined:.2f} s, they are gone after {left:.2f} s")
 
@@ -180,7 +180,7 @@ def test_a_drained_host_is_left_without_blame(start: Start) -> None:
     assert pids(after, 2) < pids(before, 4)
     assert "4 -> 2 workers, host 127.0.0.1 drained" in job.said()
     assert "blacklisted" not in job.said()
-    assert "taken out of the job" not in job.said()
+    assert "removed from the job" not in job.said()
     for pid in pids(after, 2):
         assert repeated(job.steps(), pid) == 0
 

@@ -54,7 +54,7 @@ def test_hosts_are_added_and_removed(start: Start, slots: int) -> None:
         assert "127.0.0.1 added" in job.said()
         assert "localhost removed" in job.said()
         assert "blacklisted" not in job.said()
-        assert "taken out of the job" not in job.said()
+        assert "removed from the job" not in job.said()
 
 
 @pytest.mark.parametrize("how", ["exception", "kill"])
@@ -102,7 +102,7 @@ def test_all_ranks_fail(start: Start, how: str) -> None:
 def test_all_hosts_are_blacklisted(start: Start, how: str) -> None:
     job = start(FOUR, "-np", "4", "--min-np", "2", SIZES="4,2", **faults((1, 0, how), (1, 2, how)))
     assert job.wait() == 1
-    assert ("is taken out of the job" if job.is_ours else THEY_FAILED) in job.said(), job.said()
+    assert ("is removed from the job" if job.is_ours else THEY_FAILED) in job.said(), job.said()
 
 
 def test_too_few_slots_in_time(start: Start) -> None:

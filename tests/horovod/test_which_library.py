@@ -68,7 +68,7 @@ def test_workers_that_are_started_otherwise(start: Start, way: str) -> None:
     job.set_hosts(TWO)
     job.wait_for_epoch(3)
     assert "blacklisted" not in job.said(), job.said()
-    assert "taken out of the job" not in job.said(), job.said()
+    assert "removed from the job" not in job.said(), job.said()
     job.set_hosts("localhost:2\n127.0.0.2:1\n")
     job.wait_for_epoch(4)
     job.set_hosts("localhost:1\n127.0.0.2:1\n")

@@ -598,7 +598,7 @@ def test_a_timeline_is_not_written_over_what_it_should_not_be(tmp_path: Path) ->
         for start in (made[0].start_timeline, functools.partial(Trace, rank=0)):
             with pytest.raises(OSError, match="it is a hard link"):
                 start(str(tmp_path / "trace.json"))
-            with pytest.raises(OSError, match="nobody reads that pipe"):
+            with pytest.raises(OSError, match="no process reads that pipe"):
                 start(str(tmp_path / "pipe"))
     assert (tmp_path / "victim").read_text() == "precious"
 

@@ -79,8 +79,8 @@ class Access:
                 named = self._environ.get(_ENV_KUBECONFIG)
                 where = f"{named} ({_ENV_KUBECONFIG})" if named else _DEFAULT_KUBECONFIG
                 raise DiscoveryError(
-                    f"cannot reach Kubernetes: there is no kubeconfig {where}, and this is no pod ({_ENV_HOST} is not "
-                    "set)"
+                    f"cannot reach Kubernetes: kubeconfig {where} does not exist, and this process does not run in a "
+                    "pod ({_ENV_HOST} is not set)"
                 )
         except DiscoveryError:
             raise
@@ -88,7 +88,7 @@ class Access:
             why = f"cannot log in to Kubernetes: no answer within {_LOGIN_S:g} s"
             raise DiscoveryError(why, may_pass=True) from error
         except Exception as error:  # users write these files, and the package checks little of them
-            source = ":".join(map(str, files)) if files else f"what the service account has in {self._folder}"
+            source = ":".join(map(str, files)) if files else f"the service account's files in {self._folder}"
             reason = " ".join(in_words(error).split())[:500]
             raise DiscoveryError(f"cannot reach Kubernetes: cannot use {source}: {reason}") from error
         return made

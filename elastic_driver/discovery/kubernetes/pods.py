@@ -192,7 +192,7 @@ def read_pod(made: Mapping[str, Any], reading: Reading) -> Pod:
         problem = str(error)
     host = _host_name(metadata, spec, status, reading.names)
     if host and not is_host_name(host):
-        problem = f"{host[:80]!r} is no name for a host"
+        problem = f"{host[:80]!r} is not a valid host name"
     disruption = conditions.get("DisruptionTarget") or {}
     grace_s = metadata.get("deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds"))
     return Pod(
@@ -239,7 +239,9 @@ def _slots(annotations: Mapping[str, Any], spec: Mapping[str, Any], reading: Rea
     said = annotations.get(SLOTS_ANNOTATION)
     if said is not None:
         if not re.fullmatch(r"0*[1-9][0-9]{0,8}", str(said)):
-            raise SettingsError(f"its annotation {SLOTS_ANNOTATION} is {str(said)[:40]!r}, no number of slots")
+            raise SettingsError(
+                f"its annotation {SLOTS_ANNOTATION} is {str(said)[:40]!r}, which is not a number of slots"
+            )
         slots = int(said)
     else:
         limits = [(container.get("resources") or {}).get("limits") or {} for container in spec.get("containers") or ()]
@@ -247,11 +249,11 @@ def _slots(annotations: Mapping[str, Any], spec: Mapping[str, Any], reading: Rea
         slots = slots or reading.default_slots or 0
     if not slots:
         raise SettingsError(
-            f"nobody says how many slots it has: it has no limit of {reading.slots_from} (--slots-from), no annotation "
-            f"{SLOTS_ANNOTATION}, and the job no --slots-per-host"
+            f"its number of slots is unknown: set a limit of {reading.slots_from} (--slots-from) or the annotation "
+            f"{SLOTS_ANNOTATION} on it, or --slots-per-host on the job"
         )
     if slots > MAX_SLOTS_PER_HOST:
-        raise SettingsError(f"it would have {slots} slots; the most is {MAX_SLOTS_PER_HOST}")
+        raise SettingsError(f"it would have {slots} slots; the maximum is {MAX_SLOTS_PER_HOST}")
     return slots
 
 
@@ -259,7 +261,7 @@ def _quantity(text: object) -> Decimal:
     """Parse a quantity. Raises SettingsError."""
     match = _QUANTITY.fullmatch(str(text)) if len(str(text)) < 20 else None
     if match is None:
-        raise SettingsError(f"its limit {str(text)[:40]!r} is no number of slots")
+        raise SettingsError(f"its limit {str(text)[:40]!r} is not a number of slots")
     return Decimal(match["number"]) * _FACTORS[match["suffix"]]
 
 
@@ -351,9 +353,9 @@ def _has_rack(pod: Pod) -> bool:
 def _why_it_leaves(pod: Pod, node: Node | None, reading: Reading) -> str:
     """Return why its host is about to leave; "" if it is not."""
     if pod.ends_at is not None:
-        return f"its pod {pod.name} is deleted" + (f" ({pod.disruption})" if pod.disruption else "")
+        return f"its pod {pod.name} is being deleted" + (f" ({pod.disruption})" if pod.disruption else "")
     if pod.disruption:
-        return f"its pod {pod.name} is about to be taken away ({pod.disruption})"
+        return f"its pod {pod.name} is about to be evicted ({pod.disruption})"
     if node is not None:
         for taint in node.taints:
             if _ends(taint, pod, reading):

@@ -149,7 +149,7 @@ class Reflector(Generic[_T]):
                 self._fail(in_words(error))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 self._version = ""
-                self._fail(f"it answers what cannot be read: {type(error).__name__}: {error}")
+                self._fail(f"cannot parse the answer: {type(error).__name__}: {error}")
             # Jitter: clients that lost the server at the same time should not reconnect at the same time.
             await asyncio.sleep(random.uniform(0.5, 1.0) * pause_s if retry_s is None else retry_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -157,7 +157,7 @@ class Reflector(Generic[_T]):
     async def _refused(self, error: _RefusedError, client: ApiClient) -> None:
         said = f"{error} ({error.code})"
         if error.code == 403:
-            self._fail(f"{said}: its Role needs {self._right}", is_forbidden=True)
+            self._fail(f"{said}: the Role needs {self._right}", is_forbidden=True)
             return
         self._fail(said)
         if error.code == 401:

@@ -191,7 +191,7 @@ class KubernetesDiscovery:
         nodes = self._nodes
         if nodes is not None and nodes.is_forbidden and not self._told_of_nodes:
             self._told_of_nodes = True
-            _log.warning("%s; going on without racks, taints and cordons", nodes.trouble)
+            _log.warning("%s; continuing without racks, taints and cordons", nodes.trouble)
 
     def _slow(self) -> str:
         return f"Kubernetes has not answered within {self._timeout_s:g} s (--discovery-timeout)"

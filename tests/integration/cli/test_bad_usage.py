@@ -279,9 +279,9 @@ def test_bad_discovery_scripts(called: Run, tmp_path: Path, body: str, complaint
     ("body", "complaint"),
     [
         ("echo no credentials >&2; exit 7", "failed with exit code 7: no credentials"),
-        ("exit 1", "it printed nothing on its standard error"),
+        ("exit 1", "its standard error is empty"),
         ("sleep 1000", "did not end within 0.5 s (--discovery-timeout) and was killed"),
-        ("sleep 1000 & sleep 1000 & echo localhost:2", "left a process that holds its output open"),
+        ("sleep 1000 & sleep 1000 & echo localhost:2", "did not close its output (held open by a child process)"),
     ],
 )
 def test_discovery_scripts_that_fail_at_first(called: Run, tmp_path: Path, body: str, complaint: str) -> None:
@@ -336,7 +336,10 @@ def test_a_script_for_one_worker_that_several_run_is_told_of(run: Run, tmp_path:
     program(tmp_path, "train.py", "if False:\n    import torch\n")
     ran = run("-np", "2", PYTHON, "train.py")
     assert ran.code == 0
-    assert "warning: train.py does nothing to work with other workers: each of the 2 trains a model" in ran.err
+    assert (
+        "warning: train.py does not initialize any distributed training: each of the 2 workers trains its own model"
+        in ran.err
+    )
     assert "does nothing" not in run("-np", "1", PYTHON, "train.py").err
 
 

@@ -97,7 +97,7 @@ def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) 
     # None of its agents is left: the next one there is a new job.
     again = capture_elasticrun(*RUN, "--journal", str(kept), "true")
     assert f"job {started['job_id']} is over: its driver died " in again.stderr
-    assert "none of its agents is left; this is a new job" in again.stderr
+    assert "none of its agents is left; starting a new job" in again.stderr
     closed = read_job(kept)
     assert isinstance(closed, Closed)
     assert (
@@ -189,14 +189,14 @@ def test_a_disk_that_is_full_holds_up_what_happens_and_no_end(tmp_path: Path, ru
             assert draining.poll() is None
             (tmp_path / "elsewhere").rename(kept.parent)
             assert draining.wait(150) == 0
-        assert "the journal is written again" in job.said()
+        assert "the journal can be written again" in job.said()
         found = read_job(kept)
         assert isinstance(found, Recorded)
         assert found.state.drained
         kept.parent.rename(tmp_path / "elsewhere")
         assert elasticrun("end", job.events("job_started")[0]["job_id"]).returncode == 0
         assert job.wait() == 143
-    assert "cannot write in the journal" in job.said()
+    assert "cannot record the end of the job in the journal" in job.said()
 
 
 def test_a_driver_that_fails_leaves_what_led_to_it(tmp_path: Path, runtime: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_driver_that_fails_leaves_what_led_to_it(tmp_path: Path, runtime: Path
         [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=150, check=False, env=env
     )
     assert ran.returncode == 70
-    assert f"what led to this is kept in {kept}: elasticrun status --journal {kept} shows it" in ran.stderr
+    assert f"the events before this are kept in {kept}: elasticrun status --journal {kept} shows them" in ran.stderr
     told = json.loads(elasticrun("status", "--json", "--journal", str(kept)).stdout)
     assert told["recorded"]["events"][-1]["event"]["is"] == "WorkerReady"
 
@@ -263,7 +263,7 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         ran = elasticrun(*words)
         assert (ran.returncode, "it is open to other users (chmod 700)" in ran.stderr) == (2, True)
     ran = elasticrun(*RUN, "--journal", str(tmp_path / "none" / "kept"), "true")
-    assert (ran.returncode, f"there is no folder {tmp_path}/none to make it in" in ran.stderr) == (2, True)
+    assert (ran.returncode, f"its parent folder {tmp_path}/none does not exist" in ran.stderr) == (2, True)
     ran = elasticrun(*RUN, "--journal", f"/tmp/{300 * 'a'}/kept", "true")
     assert (ran.returncode, "File name too long" in ran.stderr) == (2, True)
 
@@ -296,9 +296,9 @@ def test_a_journal_in_another_form_is_refused_in_one_sentence_and_kept(tmp_path:
         ran = elasticrun(*words)
         assert ran.returncode == 2
         assert ran.stderr.splitlines()[-1] == (
-            f"elasticrun: error: cannot read {folder / JOURNAL}: elastic_driver 1.2.3 has written it in another form "
-            "than this one reads: record[1].job.settings.journal is not an object: '/kept'; only the elastic_driver "
-            "that has begun this job can go on with it"
+            f"elasticrun: error: cannot read {folder / JOURNAL}: elastic_driver 1.2.3 wrote it in a format that "
+            "this version cannot read: record[1].job.settings.journal is not an object: '/kept'; use "
+            "the version that started the job"
         )
         assert "Traceback" not in ran.stderr
     assert (folder / JOURNAL).read_bytes() == before
@@ -429,7 +429,7 @@ def test_a_job_of_which_nobody_is_left_begins_anew_with_its_own_command(tmp_path
         job.kill()
     end_agents(tmp_path / "kept")
     resumed = capture_elasticrun("resume", str(tmp_path / "kept"))
-    assert "none of its agents is left; this is a new job" in resumed.stderr
+    assert "none of its agents is left; starting a new job" in resumed.stderr
     assert "worker localhost[0] exited with code 0 before it called hvd.init()" in resumed.stderr
 
 

@@ -362,7 +362,7 @@ def test_who_cannot_be_executed_yet_is_started_later(tmp_path: Path) -> None:
     with again(tmp_path, "absent", "kill", "early") as process:
         assert process.stderr is not None
         assert process.stderr.readline().endswith("was killed by SIGKILL: starting it again\n")
-        assert "cannot start the driver again" in process.stderr.readline()
+        assert "cannot restart the driver" in process.stderr.readline()
         assert process.stderr.readline().endswith("could not be started: starting it again in 2 s\n")
         new = tmp_path / "new"
         new.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
@@ -434,7 +434,10 @@ def test_nobody_ends_the_job_where_the_last_is_killed(tmp_path: Path) -> None:
     with again(tmp_path, "quick", "kill+write", *["kill"] * 10) as process:
         said, warned = process.communicate(timeout=150)
         last = starts(said)[-1][0]
-        told = f"the driver (process {last}) that was to end it was killed by SIGKILL: nobody ends the job\n"
+        told = (
+            f"the driver (process {last}) that should end the job was killed by SIGKILL: no process is left to end "
+            "the job\n"
+        )
         assert warned.endswith(told)
 
 
@@ -546,7 +549,7 @@ def test_a_takeover_that_fails_leaves_the_job_to_the_next(tmp_path: Path, runtim
         assert ("ImportError: no part" in said) == (how == "lacks a part")
         if how in ("fails", "refuses"):
             why = "no port" if how == "refuses" else "internal error: ZeroDivisionError('a bug')"
-            assert f"{why}; its workers are left alone, and wait for 600 s for a driver\n" in said
+            assert f"{why}; its workers keep running, and wait 600 s for a driver\n" in said
         lines = job.wait_for_steps(2, after=max(line["time"] for line in job.steps()))
         assert {line["pid"] for line in lines} == workers
         job.process.send_signal(signal.SIGTERM)
@@ -712,12 +715,12 @@ def test_where_no_agent_comes_back_another_job_begins(tmp_path: Path, runtime: P
             agent.kill()
         if not can_close:
             assert job.wait() == 70
-            assert "and no other is begun without a journal" in job.said()
+            assert "and no new job is started because the journal could not be closed" in job.said()
             return
         job.wait_for("another job", lambda: "this is a new job\n" in job.said())
         lines = job.wait_for_steps(2, after=max(line["time"] for line in job.steps()))
         assert not before & {line["pid"] for line in lines}
-        assert "none of its agents has come back" in job.said()
+        assert "none of its agents has reconnected" in job.said()
         job.process.send_signal(signal.SIGTERM)
         assert job.wait() == 128 + signal.SIGTERM
 
@@ -788,7 +791,7 @@ def test_no_other_job_begins_where_one_is_to_be_ended_whose_agent_does_not_come_
             agent.kill()
             _, said = end.communicate(timeout=150)
         assert end.returncode == 0, said
-        assert "none of its agents has come back (exit code 143)" in said
+        assert "none of its agents has reconnected (exit code 143)" in said
         assert "this is a new job" not in said
         assert len(job.events("job_started")) == 1
     found = read_job(tmp_path / "kept")
@@ -823,7 +826,7 @@ def test_a_driver_that_waits_for_a_dead_ones_lock_can_be_told_to_end(tmp_path: P
     with heard_elasticrun(*words, cwd=tmp_path, elasticrun=(*FAULTY, _HELD)) as (process, errors):
         assert "was killed by SIGKILL: starting it again" in errors.readline()
         try:
-            assert "which is dead: waiting until the kernel has let go of it" in errors.readline()
+            assert "which is dead: waiting until the kernel releases the lock" in errors.readline()
             process.send_signal(number)
             assert process.wait(150) == 128 + number
         finally:

@@ -92,7 +92,7 @@ def test_a_job_is_listed_looked_at_and_ended(job: Job, tmp_path: Path, runtime: 
     ended = elasticrun("end", *words[2:], **elsewhere)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == (
-        f"job at {place}: it ends now; 2 workers get SIGTERM, and SIGKILL after 20 s (--grace-time)\n"
+        f"job at {place}: the job is ending; 2 workers get SIGTERM, then SIGKILL after 20 s (--grace-time)\n"
     )
     assert job.wait() == 128 + signal.SIGTERM
     assert "elasticrun end: stopping all workers" in job.said()

@@ -151,7 +151,7 @@ def test_restarts_on_the_same_host_and_logs_of_all_generations(tmp_path: Path) -
         assert job.wait() == 0, job.said()
         said = job.said()
     folder = logs / "_mine"
-    assert f"output of the workers is kept in {folder}" in said
+    assert f"the workers' output is kept in {folder}" in said
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.log")) == [
         "0/stderr.log",
         "0/stdout.log",
@@ -176,7 +176,7 @@ def test_no_restart_is_left(tmp_path: Path) -> None:
         # One process, and another in its place.
         assert len([event for event in job.events("worker_exited") if event["returncode"] == 7]) == 2
         assert "blacklisted" not in job.said()
-        assert "taken out of the job" not in job.said()
+        assert "removed from the job" not in job.said()
 
 
 def test_the_first_failure_ends_the_job_where_that_is_asked_for(tmp_path: Path) -> None:

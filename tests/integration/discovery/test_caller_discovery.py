@@ -85,7 +85,7 @@ def test_hosts_with_labels() -> None:
         (Host("a", 1, ("spot", "spot")), "the label 'spot' is there twice"),
         (Host("a", 1, ("rack=1 spot",)), "cannot read 'rack=1 spot' as a label"),
         (Host("a", 0, ("spot",) * 40), ""),
-        (Host("b", 1), "raised ValueError: it gives host 'b' under the name 'a'"),
+        (Host("b", 1), "raised ValueError: it returned host 'b' under the name 'a'"),
     ],
 )
 def test_hosts_with_labels_that_are_none(host: Host, complaint: str) -> None:
@@ -163,14 +163,14 @@ def test_the_remark_of_one_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> N
             await asks
             return said
 
-        told = r"the discovery object has not answered for \d+ s of 150 \(discovery_timeout\)"
+        told = r"the discovery object has not returned for \d+ s \(limit: 150 s, discovery_timeout\)"
         assert re.fullmatch(told, asyncio.run(look()))
 
 
 def test_a_caller_that_is_gone() -> None:
     ours, drivers = socket.socketpair()
     ours.close()
-    with drivers, pytest.raises(DiscoveryError, match="cannot ask the discovery object"):
+    with drivers, pytest.raises(DiscoveryError, match="cannot call the discovery object"):
         asyncio.run(CallerDiscovery(drivers, 30.0).find_hosts())
 
 
@@ -237,7 +237,7 @@ def test_a_job_whose_object_hangs_says_so(tmp_path: Path, capfd: pytest.CaptureF
             len, np=1, discovery=Finder(lambda: goes_on.wait(150) and {}), discovery_timeout=0.3, elastic_timeout=1.5
         )
     goes_on.set()
-    assert "the discovery object did not answer within 0.3 s" in capfd.readouterr().err
+    assert "the discovery object did not return within 0.3 s" in capfd.readouterr().err
 
 
 def test_what_cannot_be_asked() -> None:

@@ -113,11 +113,11 @@ def test_a_shell_command_is_a_script(tmp_path: Path) -> None:
     [
         ("echo no route >&2; exit 7", "failed with exit code 7: no route"),
         ("echo one >&2; echo two >&2; exit 1", "failed with exit code 1: one | two"),
-        ("echo localhost:2; exit 1", "failed with exit code 1: it printed nothing on its standard error"),
+        ("echo localhost:2; exit 1", "failed with exit code 1: its standard error is empty"),
         ("sh -c 'kill -KILL $$'; exit 137", "failed with exit code 137 (SIGKILL)"),
         ("no-such-program", "failed with exit code 127: "),
         ("head -c 3000000 /dev/zero | tr '\\0' x >&2; exit 3", "failed with exit code 3: xxx"),
-        ("echo '<html>'", "printed no list of hosts: line 1: cannot read '<html>' as a host"),
+        ("echo '<html>'", "did not print a valid list of hosts: line 1: cannot read '<html>' as a host"),
         ("echo localhost:2; echo 'localhost 2'", "line 2: host 'localhost': cannot read '2' as a label"),
         ("echo localhost:-1", "slots must be at least 0, not -1"),
         ("echo localhost:-0", "slots must be at least 0, not -0"),
@@ -128,7 +128,7 @@ def test_a_shell_command_is_a_script(tmp_path: Path) -> None:
         ("echo ::1:2", "write an IPv6 address in brackets"),
         ("echo a:1; echo '#'; echo b:1; echo a:2", "line 4: host 'a' is named twice (first on line 1)"),
         ("printf 'localhost:2\\n\\377\\376'", "printed bytes that are not UTF-8: b'localhost:2"),
-        ("head -c 5000 /dev/zero", "printed no list of hosts"),
+        ("head -c 5000 /dev/zero", "did not print a valid list of hosts"),
         ("yes localhost:1", "printed more than 1048576 bytes"),
         ("yes localhost:1 | tr -d '\\n'", "printed more than 1048576 bytes"),
     ],
@@ -155,8 +155,8 @@ def test_a_script_without_an_interpreter_line(tmp_path: Path) -> None:
         ("exec >&- 2>&-; sleep 1000", "did not end within 0.5 s"),
         ("cat; sleep 1000", "did not end within 0.5 s"),
         ("echo localhost:2; sleep 1000 & sleep 1000 & wait", "did not end within 0.5 s"),
-        ("echo localhost:2; sleep 1000 &", "left a process that holds its output open within 3 s"),
-        ("echo localhost:2; (sleep 1000 &) >&-", "left a process that holds its output open within 3 s"),
+        ("echo localhost:2; sleep 1000 &", "did not close its output (held open by a child process) within 3 s"),
+        ("echo localhost:2; (sleep 1000 &) >&-", "did not close its output (held open by a child process) within 3 s"),
         ("yes >&2", "did not end within 0.5 s"),
         ("setsid -f sleep 1000; sleep 1000", "did not end within 0.5 s"),
     ],
@@ -386,7 +386,10 @@ def test_hosts_that_were_sorted_as_texts(tmp_path: Path) -> None:
     ("body", "why"),
     [
         ("no_such_program", "failed with exit code 127: .*no_such_program: .*not found"),
-        ("echo a:b", "printed no list of hosts: line 1: cannot read 'a:b' as a host: slots 'b' is not an integer"),
+        (
+            "echo a:b",
+            "did not print a valid list of hosts: line 1: cannot read 'a:b' as a host: slots 'b' is not an integer",
+        ),
     ],
 )
 def test_a_script_that_never_worked_ends_the_job(tmp_path: Path, body: str, why: str) -> None:
@@ -404,7 +407,7 @@ def test_a_failure_that_may_pass_is_waited_for_at_the_first_call_too(tmp_path: P
         job.wait_to_say(f"warning: the host discovery script '{command}' failed with exit code 3: no answer; trying ")
         done.touch()
         assert job.wait() == 0
-        assert "host discovery answers again" in job.said()
+        assert "host discovery works again" in job.said()
 
 
 def test_later_failures_are_told_and_borne(tmp_path: Path) -> None:
@@ -451,8 +454,8 @@ chronicle._WAIT_S, chronicle._WORRY_S, script._SLOW_S = 0.1, 0.2, 0.05  # not 5,
             ["--elastic-timeout", "2"],
             3,
             r"waiting for 2 slots \(-np\), slots: 0, no host is listed; \d s left; the host discovery script '.*' "
-            "lists no hosts, and says on its standard error: no pods",
-            "lists no hosts, and says on its standard error: no pods",
+            "lists no hosts; its standard error: no pods",
+            "lists no hosts; its standard error: no pods",
         ),
         (
             "echo localhost:1",
@@ -489,8 +492,8 @@ def test_a_script_that_hangs_is_told_of_where_no_status_line_is(tmp_path: Path) 
     ran = capture_elasticrun(*words, elasticrun=(*FAULTY, QUICK))
     assert ran.returncode == 0, ran.stderr
     complaint = (
-        r"waiting for the first hosts; \d+ s left; the host discovery script '.*' has run for \d s of 2 "
-        r"\(--discovery-timeout\), and says on its standard error: connecting"
+        r"waiting for the first hosts; \d+ s left; the host discovery script '.*' has been running for \d s "
+        r"\(limit: 2 s, --discovery-timeout\); its standard error: connecting"
     )
     told = ran.stderr.splitlines()
     assert any(re.fullmatch(rf"elasticrun: (warning: )?for \d s now: {complaint}", line) for line in told), ran.stderr

@@ -267,7 +267,9 @@ def test_a_bug_on_the_way_out_is_told_and_skips_nothing(tmp_path: Path, where: s
         job.interrupt(signal.SIGTERM)
         assert await job.end() == 143, "it was over before"
         missed = "failed on an event of the job"
-        assert (missed if where == "summary" else "internal error of the driver while the job ended: ") in job.text()
+        assert (
+            missed if where == "summary" else "internal error of the driver while the job was ending: "
+        ) in job.text()
         socket = path_of(job.logged("job_started")[0]["rendezvous"])
         assert socket is not None
         assert not socket.parent.exists()
@@ -393,7 +395,7 @@ def test_a_start_outlives_a_driver_that_is_stopped(tmp_path: Path) -> None:
         answer = job.ready(second)
         await job.until(answer.done, "the first round")
         assert isinstance(answer.result(), RoundAssignment)
-        assert "the driver stood still for 1000 s" in job.text()
+        assert "the driver was suspended for 1000 s" in job.text()
         job.interrupt(signal.SIGTERM)
         assert await job.end() == 143
 
@@ -510,7 +512,7 @@ def test_a_signal_that_leaves_too_few_slots_is_told_with_the_way_back(tmp_path: 
         _, second = await job.train(2)
         job.leaves(second, "SIGTERM")
         await job.until(lambda: "of the 2 that the job needs (--min-np)" in job.text(), "the drain")
-        assert f"elasticrun drain --undo {second.hostname} gives its place back" in job.text()
+        assert f"elasticrun drain --undo {second.hostname} undoes it" in job.text()
         job.interrupt(signal.SIGTERM)
         assert await job.end() == 143
 
@@ -522,7 +524,7 @@ def test_a_job_that_ends_just_after_a_standstill_has_it_booked(tmp_path: Path) -
         await job.train(2)
         loop.stand_still(1000)
         await asyncio.sleep(2)
-        assert "the driver stood still" in job.text()
+        assert "the driver was suspended" in job.text()
         assert job.logged("stood_still") == [], "its workers have not said what they did meanwhile"
         job.interrupt(signal.SIGTERM)
         assert await job.end() == 143

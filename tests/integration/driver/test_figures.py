@@ -34,5 +34,5 @@ def test_figures_get_from_workers_to_the_status_and_the_event_log(
         assert job.wait() == 0
         last = job.events("sampled")[-1]
         assert last["figures"] == {**expected, "by_api": 10.0}
-        assert job.said().count("has reported what is no figure, which is dropped: 'epoch 7 is done'") == 1
+        assert job.said().count("reported an invalid figure, which is dropped: 'epoch 7 is done'") == 1
         assert bool(job.events("warmed")) == bool(preload)

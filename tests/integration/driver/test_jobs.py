@@ -238,7 +238,7 @@ def test_a_job_that_fails_at_the_same_step_each_time_ends(tmp_path: Path, step: 
     assert len(formed) == rounds, job.said()
     assert re.search(
         r"job failed: a bad sample at [\d.]+ \(step_program.py:\d+\), rank 1 on localhost, "
-        r"raised HorovodInternalError; the training failed 10 times in a row and came no further than commit 0"
+        r"raised HorovodInternalError; the training failed 10 times in a row without getting past commit 0"
         r"( and \d+ operations)?, the same error each time \(exit code 1\)",
         job.said(),
     ), job.said()

@@ -32,7 +32,7 @@ def test_one_of_those_that_start_at_once_drives_and_one_more_is_a_spare(tmp_path
         assert {line["WORLD_SIZE"] for line in lines} == {"2"}
         assert [line["GROUP_RANK"] for line in (first, second)] == ["0", "1"]
         assert all(line["TORCHELASTIC_RUN_ID"] == "a job" for line in lines)
-        drivers = [node for node in nodes.values() if "this node is the driver" in node.err]
+        drivers = [node for node in nodes.values() if "this node runs the driver" in node.err]
         assert [driver.name for driver in drivers] == [first["NODE"]]
         (spare,) = nodes.keys() - names
         job.wait_for("the spare has joined", lambda: "this host has joined job" in nodes[spare].err)
@@ -122,8 +122,8 @@ def test_when_the_driver_is_killed_a_node_of_its_machine_takes_over(tmp_path: Pa
         job.wait_for_world("a", "b")
         driver.signal(signal.SIGKILL)
         job.wait_for_world("b")
-        assert "its workers here were ended" in other.err
-        assert "this node is the driver" in other.err
+        assert "its workers on this node were stopped" in other.err
+        assert "this node runs the driver" in other.err
         job.end(0)
         assert other.wait() == 0
 
@@ -136,7 +136,7 @@ def test_nodes_that_were_started_otherwise_are_refused(tmp_path: Path) -> None:
     with_token = {"join_token_file": str(token)}
     with NodesJob(tmp_path, endpoint=endpoint(), least=2, most=3) as job:
         driver = job.start("a", given=with_token)
-        job.wait_for("a driver", lambda: "this node is the driver" in driver.err)
+        job.wait_for("a driver", lambda: "this node runs the driver" in driver.err)
         wrong = [
             job.start("command", given=with_token, command=[*WORKER, "--lr", "0.1"]),
             job.start("id", given=with_token, run_id="another job"),
@@ -151,7 +151,7 @@ def test_nodes_that_were_started_otherwise_are_refused(tmp_path: Path) -> None:
         assert "has --nnodes 2:4, and the job 2:3" in nnodes
         assert "check that all nodes have the same join token" in strange
         assert all(text.count("\n") == 1 for text in (command, run_id, nnodes, strange))
-        refused = "a node is refused: all nodes must be started with the same options: node "
+        refused = "rejected a node: all nodes must be started with the same options: node "
         job.wait_for("the driver says so, too", lambda: driver.err.count(refused) == 3)
         # All that has cost the job nothing.
         right = job.start("b", given=with_token)
@@ -261,7 +261,7 @@ def test_nodes_of_unequal_size_whose_script_fails_at_its_start(tmp_path: Path) -
             node.wait()
     assert [node.returncode for node in nodes] == [1, 1], said
     assert "the training failed 2 times in a row, the same error each time" in said[0]
-    assert ", within the first 60 s of the training; --max-restarts N would try again" in said[0]
+    assert ", within the first 60 s of the training; --max-restarts N would allow retries" in said[0]
     assert "has --nproc-per-node 2, and the driver's 1: what --nnodes says is counted in workers" in said[0]
     assert "round 3" not in said[0]
 
@@ -274,7 +274,7 @@ def test_a_signal_ends_a_node_that_waits(tmp_path: Path) -> None:
         node.signal(signal.SIGTERM)
         assert node.wait() == 128 + signal.SIGTERM
         driver = job.start("b", env=env)
-        job.wait_for("a driver", lambda: "this node is the driver" in driver.err)
+        job.wait_for("a driver", lambda: "this node runs the driver" in driver.err)
         driver.signal(signal.SIGINT)
         assert driver.wait() == 128 + signal.SIGINT
 

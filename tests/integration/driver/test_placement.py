@@ -29,7 +29,7 @@ def test_a_world_of_a_multiple_with_rank_0_on_a_protected_host(tmp_path: Path) -
     flags = ("-np", "2", "--min-np", "2", "--np-multiple", "2", "--protect", "localhost,nowhere")
     with Job(tmp_path, ONE + TWO, *flags) as job:
         assert ranks(job.wait_for_steps(2)) == ["localhost[0]#0", "127.0.0.1[0]#0"]
-        assert "warning: host nowhere, named by --protect, is not in the job yet" in job.said()
+        assert "warning: host nowhere, given by --protect, is not in the job yet" in job.said()
         assert "1 slot of host localhost is not used: --np-multiple 2" in job.said()
 
         job.set_hosts(ONE + TWO + THREE)

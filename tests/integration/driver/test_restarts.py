@@ -74,7 +74,7 @@ def test_a_command_that_is_no_training_script_ends_well(tmp_path: Path) -> None:
         assert job.wait() == 0, job.said()
         assert "round 1: 2 workers on localhost:2, started after" in job.said()
     ended = job.events("job_ended")[-1]
-    assert ended["message"] == "all workers of round 1 ended with code 0"
+    assert ended["message"] == "all workers of round 1 exited with code 0"
 
 
 @pytest.mark.release  # cli/test_bad_usage.py has it, too
@@ -89,7 +89,7 @@ def test_a_script_that_is_seen_to_call_init_need_not_do_so(tmp_path: Path) -> No
     program.write_text("import sys\nimport elastic_driver as hvd\nif '--help' not in sys.argv:\n    hvd.init()\n")
     with Job(tmp_path, None, "-np", "2", command=[sys.executable, str(program), "--help"]) as job:
         assert job.wait() == 0, job.said()
-    assert job.events("job_ended")[-1]["message"] == "all 2 workers ended with code 0; none called hvd.init()"
+    assert job.events("job_ended")[-1]["message"] == "all 2 workers exited with code 0 without calling hvd.init()"
 
 
 def test_a_shell_around_a_script_that_calls_init(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_shell_around_a_script_that_calls_init(tmp_path: Path) -> None:
     last = tmp_path / "last"
     with Job(tmp_path, "localhost:2\n", "-np", "2", "--min-np", "1", command=command, env={"LAST": str(last)}) as job:
         job.wait_for_steps(2)
-        assert "has called hvd.init(): from now on workers reset inside their processes" in job.said()
+        assert "called hvd.init(): from now on, workers reset without restarting their processes" in job.said()
         before = {line["pid"] for line in job.steps()}
         job.set_hosts("localhost:3\n")
         lines = job.wait_for_steps(3, count=1)
@@ -123,7 +123,7 @@ def test_one_that_resets_in_place_after_all_has_the_environment_of_such(tmp_path
     )
     with Job(tmp_path, None, "-np", "2", command=[sys.executable, str(program)]) as job:
         assert job.wait() == 0, job.said()
-        assert "has called hvd.init(): from now on workers reset inside their processes" in job.said()
+        assert "called hvd.init(): from now on, workers reset without restarting their processes" in job.said()
     lines = job.steps()
     assert [line["started"] for line in lines] == [{"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}] * 2
     assert [line["present"] for line in lines] == [NCCL] * 2
@@ -145,7 +145,7 @@ def test_a_mistake_at_the_top_of_a_script_that_is_restarted_is_shown_once(tmp_pa
         # Of three that fail alike; one that is stopped while it prints that has printed something else.
         assert 1 <= job.said().count("Traceback (most recent call last):") < 3
         assert "job failed: ImportError: no data set (train.py:1), rank " in job.said()
-        assert ", within the first 60 s of the training; --reset-limit N would try again" in job.said()
+        assert ", within the first 60 s of the training; --reset-limit N would allow retries" in job.said()
 
 
 def test_all_are_restarted_when_one_is_killed(tmp_path: Path) -> None:

@@ -260,10 +260,9 @@ def test_a_driver_that_hands_over_ends_at_sigterm_and_nobody_else_does(tmp_path:
         first.wait_for_steps(2)
         first.process.send_signal(signal.SIGTERM)
         assert first.wait() == ExitCode.OTHER_DRIVER
-        leaves = (
-            "elasticrun: this driver ends, and leaves the job to another: SIGTERM (--hand-over); its workers go on "
-        )
-        assert f"{leaves}without one for 600 s at most (--driver-timeout) (exit code 75)" in first.said()
+        leaves = "elasticrun: this driver exits and leaves the job to another driver: SIGTERM (--hand-over); "
+        then = "its workers continue without a driver for at most 600 s (--driver-timeout) (exit code 75)"
+        assert f"{leaves}{then}" in first.said()
         trains_beyond(first_log(first), last_step(first) + 20)
         second = drivers.start()
         second.wait_to_say("kept training, no step is lost")

@@ -89,7 +89,7 @@ def test_the_token_and_the_authority_change(tmp_path: Path) -> None:
         ca.write_bytes(ours)
         await until(trainer, "the authority", lambda one: len(one.told) > known)
         await status.close(None)
-        assert "it answers 403 Forbidden; it is tried on" in warnings[0]
+        assert "it answered 403 Forbidden; it keeps retrying" in warnings[0]
         assert "CERTIFICATE_VERIFY_FAILED" in warnings[1]
         assert len(warnings) == 2, "each time once"
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_told_is_said_once(tmp_path: Path, trouble: str) -> None:
             await asyncio.sleep(0.01)
         await status.close(0)
         assert len(warnings) == 1
-        assert warnings[0].startswith("cannot tell Kubeflow Trainer how far the job is: ")
+        assert warnings[0].startswith("cannot report progress to Kubeflow Trainer: ")
         assert "\n" not in warnings[0]
 
     with_trainer(tmp_path, main)
@@ -155,7 +155,7 @@ def test_where_nobody_wants_to_know() -> None:
     assert ReportTarget.of(whole) == ReportTarget("https://a/b", Path("/ca"), Path("/token"))
     assert ReportTarget.of({**whole, "ELASTIC_DRIVER_TRAINER_STATUS": "off"}) is None
     for change in ({"KUBEFLOW_TRAINER_SERVER_TOKEN": ""}, {"KUBEFLOW_TRAINER_SERVER_URL": "http://a/b"}):
-        with pytest.raises(SettingsError, match="cannot tell Kubeflow Trainer"):
+        with pytest.raises(SettingsError, match="cannot report progress to Kubeflow Trainer"):
             ReportTarget.of({**whole, **change})
 
 
@@ -209,7 +209,7 @@ def test_a_job_whose_trainer_is_gone(tmp_path: Path) -> None:
         environ = trainer.environment
     with Job(tmp_path, None, "-np", "1", command=["true"], env=environ, elasticrun=(*FAULTY, PATIENT)) as job:
         assert job.wait() == 0
-        assert job.said().count("cannot tell Kubeflow Trainer how far the job is") == 1
+        assert job.said().count("cannot report progress to Kubeflow Trainer") == 1
 
 
 def test_from_what_a_driver_knows() -> None:
@@ -231,6 +231,6 @@ def test_a_token_that_is_none_is_not_told(text: str, tmp_path: Path) -> None:
     """The libraries' own errors would quote it, and this goes to the job's log."""
     (tmp_path / "token").write_text(text)
     way = ReportTarget("https://127.0.0.1:9/", tmp_path / "ca", tmp_path / "token")
-    with pytest.raises(OSError, match="holds no token") as caught:
+    with pytest.raises(OSError, match="does not contain a token") as caught:
         way.tell(STANDING)
     assert "cret" not in str(caught.value).replace(str(tmp_path), "")

@@ -106,7 +106,7 @@ def test_an_inversion_of_locks_is_proven_and_ended(jobs: Jobs) -> None:
     assert suspected["ends_s"] == max(60, 6 * suspected["limit_s"])
     hung = job.one("worker_hung")
     assert hung["worker"] == "127.0.0.1[0]#0"
-    assert "it has not submitted allreduce 'gradient', in which others have waited for " in hung["reason"]
+    assert "it has not submitted allreduce 'gradient', for which others have waited " in hung["reason"]
     assert "its stacks are the same (the deadline is " in hung["reason"]
     assert suspected["ends_s"] <= hung["time"] - at
     lines = job.wait_for_steps(1, 3)
@@ -138,7 +138,7 @@ def test_a_disk_that_hangs_does_not_hold_the_others(jobs: Jobs) -> None:
     assert pid == pids[1]
     suspected = job.suspected(1, after=at)
     assert (suspected["kind"], suspected["collective"]) == ("awaited", "allreduce 'gradient'")
-    assert "it is in a system call that cannot be interrupted (state D): a disk, mostly" in suspected["why"]
+    assert "it is in an uninterruptible system call (state D), usually waiting for a disk" in suspected["why"]
     assert any(frame.endswith("in write_to_the_disk") for frame in suspected["frames"])
     hung = job.one("worker_hung")
     assert suspected["ends_s"] <= hung["time"] - at
@@ -188,7 +188,7 @@ def test_ranks_that_do_nothing_though_nobody_waits_are_named_and_not_ended(jobs:
         suspected = job.suspected(rank, after=at)
         assert (suspected["kind"], suspected["collective"]) == ("idle", "")
         assert suspected["ends_s"] is None
-        assert "and nobody waits for it" in suspected["why"]
+        assert "and no other worker waits for it" in suspected["why"]
         assert "in idle" in suspected["stack"]
     job.same_go_on(pids, after=max(at + lasts_s for _, _, at, lasts_s in marks))
     assert all(job.was_suspected_once(rank, after=at, before=at + lasts_s) for rank, _, at, lasts_s in marks)

@@ -24,7 +24,7 @@ def test_a_rank_that_sleeps_while_the_others_wait_in_gloo(tmp_path: Path) -> Non
         (cleared,) = job.wait_for("its end", lambda: job.events("worker_cleared"))
         (suspected,) = job.events("worker_suspected")
         assert (suspected["rank"], suspected["kind"], suspected["ends_s"]) == (1, "awaited", None)
-        assert suspected["why"].startswith("its main thread waits for a sleep to end, and others do nothing; no rank")
+        assert suspected["why"].startswith("its main thread waits for a sleep to end, and others are idle; no rank")
         assert cleared["why"] == "it goes on"
 
 
@@ -33,18 +33,18 @@ def test_a_node_that_is_stopped_with_its_worker(tmp_path: Path) -> None:
     with NodesJob(tmp_path, endpoint=f"127.0.0.1:{free_port()}", least=2, most=2) as job:
         nodes = [job.start(name) for name in ("first", "second")]
         world = job.wait_for_world("first", "second")
-        driver, other = sorted(nodes, key=lambda node: "this node is the driver" not in node.err)
+        driver, other = sorted(nodes, key=lambda node: "this node runs the driver" not in node.err)
         (rank,) = (rank for rank, line in world.items() if line["NODE"] == other.name)
         process = psutil.Process(other.process.pid)
         stopped = [process, *process.children(recursive=True)]
         for process in stopped:
             process.send_signal(signal.SIGSTOP)
         try:
-            said = f"(rank {rank}) may hang: nothing was heard of its host's agent for "
+            said = f"(rank {rank}) may hang: its host's agent has not reported for "
             job.wait_for("a word", lambda: said in driver.err)
         finally:
             for process in stopped:
                 process.send_signal(signal.SIGCONT)
-        job.wait_for("another", lambda: "its host's agent is heard again" in driver.err)
+        job.wait_for("another", lambda: "its host's agent reports again" in driver.err)
         job.end(0)
         assert driver.wait() == 0

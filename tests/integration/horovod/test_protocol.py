@@ -57,7 +57,7 @@ def wait_for_round(one: Job, size: int, *, after: float = 0.0, steps: int = 2) -
 
 def nobody_is_blamed(one: Job) -> None:
     assert "blacklisted" not in one.said()
-    assert "taken out of the job" not in one.said()
+    assert "removed from the job" not in one.said()
     assert "warning" not in one.said()
 
 
@@ -88,7 +88,7 @@ def test_a_static_job(tmp_path: Path) -> None:
         assert one.wait() == 0, one.said()
         assert sorted(line["rank"] for line in told(one, "end", size=3, reset=0)) == [0, 1, 2]
         for flag in ("--hang-timeout", "--port-range"):
-            assert one.said().count(f"{flag} does nothing here: the workers run Horovod's own library") == 1
+            assert one.said().count(f"{flag} has no effect here: the workers run Horovod's own library") == 1
         assert "no effect here" not in one.said()
 
 
@@ -124,7 +124,7 @@ def test_who_is_no_neighbour_of_the_dead_resumes_at_once(tmp_path: Path, fault: 
         assert len(resumed) == 3
         assert told(one, "error", rank=1)[0]["error"] == "Connection closed by peer"
         assert [line["step"] for line in told(one, "sync", reset=1)] == [5, 5, 5]
-        assert "taken out of the job: worker 127.0.0.1[1]" in one.said()
+        assert "removed from the job: worker 127.0.0.1[1]" in one.said()
 
 
 def test_a_stopped_worker_is_found(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_collective_that_fails_costs_nobody(tmp_path: Path) -> None:
         assert one.wait() == 0
         assert len(told(one, "end", size=3, step=20, reset=1)) == 3
         assert "blacklisted" not in one.said()
-        assert "taken out of the job" not in one.said()
+        assert "removed from the job" not in one.said()
 
 
 def test_who_aborts_since_another_was_lost_in_their_first_meeting_is_not_blamed(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_who_aborts_since_another_was_lost_in_their_first_meeting_is_not_blamed(
         assert one.wait() == 1
         assert "that had the training's state are lost" in one.said()
         assert {line["rank"] for line in told(one, "abort", host="localhost")} == {0, 1}
-        assert "its host is taken out of the job: worker localhost" not in one.said()
+        assert "its host is removed from the job: worker localhost" not in one.said()
 
 
 def test_all_states_lost_while_they_meet_ends_the_job(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class OfHorovod(Walk):
         assert self.ended() == 0
         self.check_steps(losses)
         if not losses:
-            assert "taken out of the job" not in self.said()
+            assert "removed from the job" not in self.said()
 
 
 def test_training_goes_on(tmp_path: Path) -> None:

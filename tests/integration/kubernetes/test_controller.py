@@ -441,7 +441,7 @@ def test_it_runs_as_a_program_and_ends_at_once(world: World) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process, contextlib.ExitStack() as stack:
         stack.callback(process.kill)
         assert process.stderr is not None
-        assert "looks after ElasticJobs now" in process.stderr.readline()
+        assert "watching ElasticJobs" in process.stderr.readline()
         wait_for("an answer to a probe", lambda: is_alive(f"http://127.0.0.1:{command[at]}{probe['path']}"))
         world.cluster.create(job())
         world.wait(lambda: len(world.pods()) == 2, "pods")
@@ -453,7 +453,11 @@ def test_it_runs_as_a_program_and_ends_at_once(world: World) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "there is no kubeconfig {file} (KUBECONFIG), and this is no pod (KUBERNETES_SERVICE_HOST is not set)"),
+        (
+            None,
+            "kubeconfig {file} (KUBECONFIG) does not exist, and this process does not run in a pod "
+            "(KUBERNETES_SERVICE_HOST is not set)",
+        ),
         ("x: [", "cannot use {file}: while parsing a flow node"),
         ("- 1", "cannot use {file}: "),
         ("kind: Config", "cannot use {file}: "),

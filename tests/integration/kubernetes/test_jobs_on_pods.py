@@ -92,7 +92,7 @@ def test_pods_that_join(api: FakeKubernetes, tmp_path: Path) -> None:
         at = time.time()
         api.delete_pod("w-1")
         lines = job.wait_for_steps(1, after=at)
-        assert "host w-1 leaves at the next commit: its pod w-1 is deleted" in job.said()
+        assert "host w-1 is leaving at the next commit: its pod w-1 is being deleted" in job.said()
         left_s = float(job.said().partition("its machine goes away in ")[2].split()[0])
         assert 1000 < left_s <= 4000
         last.close()

@@ -65,7 +65,7 @@ def test_pods_become_hosts_when_they_are_ready_and_none_when_they_are_gone(api: 
             api.delete_pod("w-10", grace_s=4000)
             await seen.until(lambda: seen.going)
             assert seen.names == ["w-4", "w-10"]
-            assert seen.going["w-10"].why == "its pod w-10 is deleted"
+            assert seen.going["w-10"].why == "its pod w-10 is being deleted"
             within_s = seen.going["w-10"].within_s
             assert within_s is not None
             assert 1000 < within_s <= 4000
@@ -158,7 +158,7 @@ def test_slots_and_names(api: FakeKubernetes, tmp_path: Path) -> None:
         assert "pod wrong: its annotation elastic-driver.dev/slots is 'many'" in remark
         found, remark = await hosts(default_slots=None, slots_from="cpu", names="hostname")
         assert {name: host.slots for name, host in found.items()} == {"gpus": 3, "said": 2}
-        assert "pod job-0-x7: nobody says how many slots it has: it has no limit of cpu" in remark
+        assert "pod job-0-x7: its number of slots is unknown: set a limit of cpu" in remark
         found, _ = await hosts(names="dns")
         assert {"job-0.train.default.svc", "10.0.7.7"} <= found.keys()
         assert "job-0" in (await hosts(names="hostname"))[0]
@@ -263,7 +263,7 @@ def test_what_it_may_not_do_is_told(api: FakeKubernetes, tmp_path: Path, caplog:
         async with following(api, tmp_path, token=token) as seen:
             await seen.until(lambda: True)
             assert "cannot list resource" in str(seen.names)
-            assert "its Role needs the verbs list and watch on pods" in str(seen.names)
+            assert "the Role needs the verbs list and watch on pods" in str(seen.names)
 
     async def without_nodes() -> None:
         async with following(api, tmp_path, token=token) as seen:
@@ -278,7 +278,7 @@ def test_what_it_may_not_do_is_told(api: FakeKubernetes, tmp_path: Path, caplog:
     run(without_nodes)
     assert len(caplog.messages) == 1
     assert "cannot read nodes" in caplog.messages[0]
-    assert "going on without racks, taints and cordons" in caplog.messages[0]
+    assert "continuing without racks, taints and cordons" in caplog.messages[0]
     # And it asks for nothing that the documented Role does not have.
     asked = {(each.verb, each.resource) for each in api.requests if each.user == _DRIVER}
     assert asked == {("list", "pods"), ("watch", "pods"), ("list", "nodes")}
@@ -317,8 +317,8 @@ def test_a_way_to_the_server_that_is_mended(api: FakeKubernetes, tmp_path: Path)
 
     async def scenario() -> None:
         async with following(api, tmp_path, environ={"KUBECONFIG": str(path)}) as seen:
-            await seen.until(lambda: "there is no kubeconfig" in str(seen.names))
-            assert "there is no kubeconfig" in seen.discovery.remark()
+            await seen.until(lambda: "this process does not run in a pod" in str(seen.names))
+            assert "this process does not run in a pod" in seen.discovery.remark()
             api.kubeconfig(path)
             await seen.until(lambda: seen.names == ["a"])
 
@@ -328,7 +328,7 @@ def test_a_way_to_the_server_that_is_mended(api: FakeKubernetes, tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "there is no kubeconfig"),
+        (None, "this process does not run in a pod"),
         ("{", "cannot use"),
         ("[]", "cannot use"),
         ("{apiVersion: v1, kind: Config, current-context: none, contexts: [], clusters: [], users: []}", "cannot use"),

@@ -201,7 +201,7 @@ def test_hosts_that_join_find_the_next_driver(tmp_path: Path) -> None:
         flags = ("-np", "4", "--min-np", "2", *one.flags[4:], *joins)
         first = end.enter_context(MachinesJob(one.machines, tmp_path, None, *flags, env=one.env))
         end.callback(one.forget, 0)
-        first.wait_to_say("hosts join with: ")
+        first.wait_to_say("to add a host, run there: ")
         url = re.search(r"--driver (https://10\.77\.0\.1:\S+)", first.said())
         assert url is not None
         for host in one.machines.hosts[1:3]:

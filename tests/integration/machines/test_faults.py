@@ -173,7 +173,7 @@ def test_two_hosts_are_cut_from_each_other_and_both_are_needed(tmp_path: Path) -
         with NetworkFaults() as faults:
             faults.between(node1, node2)
             job.wait_for("that it waits", lambda: "has too few workers (--min-np 3)" in job.said())
-            assert "all are tried again in" in job.said()
+            assert "retrying with all of them in" in job.said()
         job.goes_on(machines.hosts)
         assert not job.lost()
         job.end()

@@ -46,7 +46,7 @@ def test_nodes_come_in_any_order_are_lost_and_come_again(tmp_path: Path) -> None
         job.wait_for("it waits for the driver", lambda: "cannot reach the driver yet" in two.err)
         driver = job.start("zero", host=node0, given=given)
         order = _names(job, "one", "two", "zero")
-        assert "this node is the driver" in driver.err
+        assert "this node runs the driver" in driver.err
         stranger = job.start("stranger", host=node2, env={"ELASTIC_DRIVER_JOIN_TOKEN": "a token of another job"})
         assert stranger.wait() == 2
         assert "check that all nodes have the same join token" in stranger.err
@@ -60,7 +60,9 @@ def test_nodes_come_in_any_order_are_lost_and_come_again(tmp_path: Path) -> None
 
         # The driver is killed: the others end their workers, and wait for it.
         driver.signal(signal.SIGKILL)
-        job.wait_for("the others wait", lambda: all("its workers here were ended" in node.err for node in (one, two)))
+        job.wait_for(
+            "the others wait", lambda: all("its workers on this node were stopped" in node.err for node in (one, two))
+        )
         assert not job.living()
         driver = job.start("zero", host=node0, given=given, node_rank=0)
         assert _names(job, "zero", "two", "one")[0] == "zero"

@@ -212,7 +212,7 @@ def test_a_node_that_was_away_does_not_begin_the_job_again(tmp_path: Path) -> No
         second = one.node(1)
         one.wait_for_world("node0", "node1")
         one.machines[1].cut_from(one.machines[0])
-        one.wait_for("it is lost", lambda: "its workers here were ended" in second.err)
+        one.wait_for("it is lost", lambda: "its workers on this node were stopped" in second.err)
         one.wait_for_world("node0")
         one.end(0)
         assert first.wait() == 0

@@ -74,9 +74,9 @@ def test_a_parameter_server_that_is_not_heard_is_waited_for(tmp_path: Path) -> N
     with made_machines(2) as machines, ChiefJob(machines, tmp_path, "node0:1\nnode1:1\n", *flags) as job:
         job.wait_for("the chief", lambda: job.printed("cluster"))
         machines[1].cut()
-        job.wait_for("a warning", lambda: "has variables that nobody else has" in job.said())
+        job.wait_for("a warning", lambda: "has variables that no other process has" in job.said())
         machines[1].heal()
-        job.wait_for("it is heard again", lambda: "host node1 is heard again" in job.said())
+        job.wait_for("it responds again", lambda: "host node1 responds again" in job.said())
         assert job.events("worker_exited") == []
         job.order("exit 0")
         assert job.wait() == 0, job.said()[-4000:]

@@ -87,7 +87,7 @@ def test_a_trainjob_with_nothing_but_what_trainer_says(tmp_path: Path) -> None:
 
         job.end(0)
         assert [first.wait(), again.wait()] == [0, 0]
-        assert first.err.count("cannot tell Kubeflow Trainer how far the job is") == 1
+        assert first.err.count("cannot report progress to Kubeflow Trainer") == 1
         assert "Kubeflow" not in again.err, "only the driver tells"
 
 
@@ -156,7 +156,7 @@ def test_a_jobset_whose_pods_join(tmp_path: Path) -> None:
         wait_for_hosts(2, second.name, third.name)
         check_agreement(steps.all())
         assert (
-            f"host {first.name} leaves at the next commit: its agent received SIGTERM; its machine goes away in 60 s"
+            f"host {first.name} is leaving at the next commit: its agent received SIGTERM; its machine goes away in 60 s"
             in (driver.err)
         )
         driver.signal(signal.SIGTERM)

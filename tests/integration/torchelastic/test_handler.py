@@ -252,7 +252,7 @@ def test_refused(rendezvous: RendezvousProcess, monkeypatch: pytest.MonkeyPatch)
     one = a_handler(rendezvous, "1:2")
     together(one)
     stranger = a_handler(rendezvous, "1:3")
-    with pytest.raises(RendezvousStateError, match="other terms"):
+    with pytest.raises(RendezvousStateError, match="different settings"):
         stranger.next_rendezvous()
     one.shutdown()
     nobody = ElasticHandler(

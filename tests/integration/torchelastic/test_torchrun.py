@@ -174,7 +174,7 @@ def test_what_cannot_be(a_job: Jobs, rendezvous: RendezvousProcess, tmp_path: Pa
         ("grwo=now", "cannot use --rdzv-conf grwo: did you mean grow?"),
         ("grow=later", "expected now or restart"),
         ("heartbeat=0", "it must be above 0 seconds"),
-        ("join_timeout=0.2", "waiting for nodes: 1 of at least 2 are there"),
+        ("join_timeout=0.2", "waiting for nodes: 1 of at least 2 have joined"),
         (f"token_file={tmp_path / 'none'}", "cannot read the rendezvous token file"),
     ):
         job = a_job(nnodes="2", conf=conf)

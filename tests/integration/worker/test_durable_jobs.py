@@ -29,7 +29,7 @@ def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
         job.wait_for_steps(2, 10)
         with Job(second, "localhost:2\n", *flags) as other:
             assert other.wait() == 2
-            assert "another job uses the folder" in other.said()
+            assert "another job is using it" in other.said()
         job.wait_for("two commits on disk", lambda: len([*folder.glob("commit-*.state")]) > 1)
         job.process.send_signal(signal.SIGKILL)
         job.process.wait(PATIENCE_S)

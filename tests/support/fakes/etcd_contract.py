@@ -77,7 +77,9 @@ class EtcdContract:
         assert client.get("/k") is None
         assert client.keep_alive(lease) == 0
         client.revoke(lease)
-        with pytest.raises(EtcdRefusedError, match=r"^etcd refuses: etcdserver: requested lease not found$") as caught:
+        with pytest.raises(
+            EtcdRefusedError, match=r"^etcd rejected the request: etcdserver: requested lease not found$"
+        ) as caught:
             client.txn([], [Put("/k", b"1", lease)])
         assert caught.value.code == NOT_FOUND
         assert client.get("/k") is None

@@ -475,7 +475,7 @@ class Job:
                     elif command.exit_code == 0 and self.kind is OnChange.NO_ROUNDS:
                         assert 0 in self.exits.values(), "a false success"
                         assert self.alive <= self.told_to_go, "an early success"
-                    elif command.exit_code == 0 and command.message.endswith("none called hvd.init()"):
+                    elif command.exit_code == 0 and command.message.endswith("without calling hvd.init()"):
                         assert not self.policy.must_init
                         assert not self.round_id
                         assert all(self.exits.get(worker) == 0 for worker in self.started - self.told_to_go), (

@@ -17,7 +17,7 @@ from tests.support.processes.jobs import FORKED, Job
 
 FRAMES_OF = "hang_program.py"
 # How the end of a suspicion begins that says nothing of the worker: nobody could look.
-UNHEARD = "nothing was heard of it for "
+UNHEARD = "it did not report for "
 _DISC_MB = 16
 # Whoever started it may die: then its input ends, and nothing stays frozen or mounted.
 _FREEZER = """

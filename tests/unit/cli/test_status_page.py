@@ -46,7 +46,7 @@ def test_a_page() -> None:
         "\n"
         "HOST  SLOTS  WORKERS\n"
         "a         2        2\n"
-        "b         4        0  blacklisted, drained, left out, not heard, rack=r1, spot\n"
+        "b         4        0  blacklisted, drained, left out, not responding, rack=r1, spot\n"
         "gone      -        1  not listed\n"
         "\n"
         "RANK  WORKER   PHASE      FOR  COMMIT   PID\n"

@@ -67,7 +67,7 @@ def test_a_round_that_some_have_finished() -> None:
     job = Job(num_proc=2)
     job.train("a:2")
     job.exit("a[0]", 0)
-    assert said(job) == "round 1 runs with 1 worker; some have finished, waiting for the others"
+    assert said(job) == "round 1 runs with 1 worker; some have finished, waiting for the rest"
 
 
 def test_a_round_that_is_over() -> None:
@@ -84,10 +84,11 @@ def test_too_few_workers_to_go_on_names_the_blacklisted() -> None:
     job.exit("b[0]", -9)
     job.ready("a[0]")
     assert (
-        said(job) == "waiting for 2 workers (--min-np), ready: 1, slots: 1 (a:1), blacklisted: b (for good); 60 s left"
+        said(job)
+        == "waiting for 2 workers (--min-np), ready: 1, slots: 1 (a:1), blacklisted: b (permanently); 60 s left"
     )
     job.hosts("a:1", "b:1", "c:1", at=20.0)
-    assert said(job).endswith("blacklisted: b (for good); worker c[0] starting; 40 s left")
+    assert said(job).endswith("blacklisted: b (permanently); worker c[0] starting; 40 s left")
 
 
 def test_all_places_drained_names_who_and_how_to_undo_it() -> None:
@@ -119,7 +120,7 @@ def test_every_reason_for_which_a_listed_slot_is_not_used_is_named() -> None:
     job.hosts(at=10.0)
     assert "slots: 0, no host is listed" in said(job)
     job.hosts(at=10.0, down=["b"])
-    assert "slots: 0, none of the listed hosts is up" in said(job)
+    assert "slots: 0, no listed host is up" in said(job)
 
 
 def test_a_place_that_a_dying_worker_still_holds_is_named() -> None:
@@ -129,7 +130,7 @@ def test_a_place_that_a_dying_worker_still_holds_is_named() -> None:
     job.ready("a[0]")
     job.timer(at=2.0)
     assert said(job).startswith(
-        "waiting for 2 workers (--min-np), ready: 1, slots: 2 (a:1, b:1); worker b[0] still ending"
+        "waiting for 2 workers (--min-np), ready: 1, slots: 2 (a:1, b:1); worker b[0] still exiting"
     )
 
 
@@ -156,7 +157,7 @@ def test_long_lists_of_hosts_are_cut() -> None:
 @pytest.mark.parametrize(
     ("hosts", "drained", "why"),
     [
-        (("a:1",), None, "host b is not listed any more"),
+        (("a:1",), None, "host b is no longer listed"),
         (("a:1", "b:1"), None, "host b has only 1 slot now"),
         (("a:1", "b:2"), DrainRequested("b", None, "as asked"), "host b is drained"),
         (("a:1", "b:2"), DrainRequested("b", 1, "as asked"), "slot 1 of host b is drained"),
@@ -177,7 +178,7 @@ def test_who_is_dismissed_is_told_why(hosts: tuple[str, ...], drained: DrainRequ
 def test_who_is_dismissed_for_max_np_is_told_so() -> None:
     job = Job(num_proc=2, min_num_proc=1, max_num_proc=2)
     job.train("a:1", "b:1")
-    assert why_no_place(job.state, "b", 0) == "the job has its 2 workers (--max-np)"
+    assert why_no_place(job.state, "b", 0) == "the job already has its maximum of 2 workers (--max-np)"
 
 
 def test_enough_are_ready_but_others_are_on_their_way() -> None:
@@ -187,7 +188,7 @@ def test_enough_are_ready_but_others_are_on_their_way() -> None:
     job.ready("a[0]")
     job.hosts("a:1", "c:1", "d:1")
     job.ready("c[0]")
-    assert said(job) == "2 workers ready, giving others a moment; worker d[0] starting; 5 s left"
+    assert said(job) == "2 workers ready, waiting briefly for more; worker d[0] starting; 5 s left"
 
 
 def test_an_ended_job() -> None:
@@ -211,10 +212,10 @@ def test_hosts_that_are_not_heard_and_waited_for_are_named() -> None:
     job.feed(HostSilent("b", 2.0, sure=False))
     assert said(job) == "round 1 runs with 2 workers"
     job.feed(HostSilent("b", 5.0), at=3.0)
-    assert said(job) == "round 1 runs with 2 workers; not heard: b (5 s)"
+    assert said(job) == "round 1 runs with 2 workers; not responding: b (5 s)"
     job.ready("a[0]", cause=ReadyCause.INTERNAL_ERROR)
     # It is waited for as long as its host is, and not until the time that is set to those who are heard.
-    assert said(job) == "round 1 is over; waiting for worker b[0] to leave it; not heard: b (5 s)"
+    assert said(job) == "round 1 is over; waiting for worker b[0] to leave it; not responding: b (5 s)"
 
 
 def test_hosts_that_are_left_out_are_named() -> None:

@@ -137,7 +137,7 @@ def test_nothing_of_theirs_is_on_disk() -> None:
     job = Job(num_proc=2, min_num_proc=1, durable=True)
     train(job, "a:1", "b:1")
     assert any(
-        "--durable-dir does nothing here" in command.text for command in job.commands if isinstance(command, Report)
+        "--durable-dir has no effect here" in command.text for command in job.commands if isinstance(command, Report)
     )
     job.exit("a[0]", -9)
     job.exit("b[0]", -9)

@@ -320,7 +320,7 @@ def test_discovery_that_keeps_failing() -> None:
     assert next_deadline(job.state) is None, "a job that runs is not ended by it"
     assert job.hosts("a:1", answered=False, at=50.0) == []
     assert job.state.discovery.outage is not None
-    assert [command.text for command in job.hosts("a:1", at=80.0)] == ["host discovery answers again, after 70 s"]
+    assert [command.text for command in job.hosts("a:1", at=80.0)] == ["host discovery works again, after 70 s"]
 
 
 # --- planned changes -------------------------------------------------------------------------------------------------

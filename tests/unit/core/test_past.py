@@ -65,17 +65,17 @@ def trained() -> Job:
         (WorkerExiting(STRANGER), "was never started"),
         (WorkerHung(STRANGER, "no heartbeat for 60.0 s", True), "was never started"),
         (WorkerSpared(STRANGER), "was never started"),
-        (ready(A, 3), r"worker a\[0\] speaks of round 3, and the last that it can know is 2"),
-        (ready(A, -1), "speaks of round -1"),
-        (ready(B, 3), "speaks of round 3"),
-        (WorkerRunning(A, 3, 0), "speaks of round 3"),
-        (WorkerExited(A, 1, "exited with code 1", 1.5), "1.5 is no draw from 0 to 1"),
-        (WorkerExited(A, 1, "exited with code 1", -0.5), "-0.5 is no draw"),
+        (ready(A, 3), r"worker a\[0\] refers to round 3; the last one that it can know is 2"),
+        (ready(A, -1), "refers to round -1"),
+        (ready(B, 3), "refers to round 3"),
+        (WorkerRunning(A, 3, 0), "refers to round 3"),
+        (WorkerExited(A, 1, "exited with code 1", 1.5), "1.5 is not a random number from 0 to 1"),
+        (WorkerExited(A, 1, "exited with code 1", -0.5), "-0.5 is not a random number"),
         (WorkerExited(A, 1, "exited with code 1", 0.5, raised_s=-1.0), "raised an error -1.0 s before its end"),
         (WorkerDying(A, -6, "killed by SIGABRT", 0.5, raised_s=math.inf), "raised an error inf s before its end"),
         (HostLost("a", "gone", (A, B), 0.5), "a worker of another host is lost with host a"),
         (HostLost("z", "gone", (STRANGER,), 0.5), "was never started"),
-        (HostLost("a", "gone", (A,), 1.5), "1.5 is no draw"),
+        (HostLost("a", "gone", (A,), 1.5), "1.5 is not a random number"),
         (HostsDiscovered((Host("a", 1), Host("a", 2))), "a host is listed twice"),
         (HostsDiscovered((Host("a", 1), Host("b", 0))), "host b has 0 slots"),
         (WorkersReported((WorkerRunning(A, 2, 0), ready(STRANGER, 0))), "was never started"),
@@ -127,7 +127,7 @@ def test_who_boots_cannot_tell_of_the_round_that_it_is_not_in() -> None:
     job = Job(num_proc=1)
     job.train("a:1")
     job.hosts("a:1", "b:1")
-    with pytest.raises(IllegalEventError, match="speaks of round 1, and the last that it can know is 0"):
+    with pytest.raises(IllegalEventError, match="refers to round 1; the last one that it can know is 0"):
         step(job.state, WorkerRunning(B, 1, 0), job.now)
 
 

@@ -34,7 +34,7 @@ from tests.support.fakes.membership_job import Job, worker_id
 
 pytestmark = pytest.mark.unit
 
-AGAIN = "the driver has told it so before, and was away since"
+AGAIN = "repeated after the driver's absence"
 
 
 def levels(hostname: str, *there: str, ended: Iterable[str] = (), round_id: int = 0, notice: int = 0) -> HostLevels:
@@ -235,7 +235,7 @@ class TestTheHost:
         job = job_of("a:1", "b:1")
         job.feed(HostSilent("b", 5.0))
         assert isinstance(job.last(GiveUpHost), GiveUpHost)
-        assert due(job, "b", "b[0]") == [GiveUpHost("b", "it was given up while it was not heard")]
+        assert due(job, "b", "b[0]") == [GiveUpHost("b", "it was given up while it did not respond")]
         assert due(job, "a", "a[0]") == []
 
     def test_one_that_is_only_silent_is_not(self) -> None:
@@ -246,13 +246,13 @@ class TestTheHost:
     def test_one_that_knows_a_later_round_is_refused(self) -> None:
         job = job_of("a:1", "b:1")
         assert redo(job.state, levels("b", "b[0]", round_id=1)) == []
-        with pytest.raises(OlderStateError, match="host b: its agent knows round 2, and the last one here is 1;"):
+        with pytest.raises(OlderStateError, match="host b: its agent knows round 2, but the last one here is 1;"):
             redo(job.state, levels("b", "b[0]", round_id=2))
 
     def test_also_before_the_first_round_of_this_job(self) -> None:
         job = Job(num_proc=2)
         job.hosts("a:1", "b:1")
-        with pytest.raises(OlderStateError, match="round 1, and the last one here is 0"):
+        with pytest.raises(OlderStateError, match="round 1, but the last one here is 0"):
             redo(job.state, levels("b", "b[0]", round_id=1))
 
     def test_rounds_before_the_first_init_count(self) -> None:
@@ -271,7 +271,7 @@ class TestTheHost:
         last = job.state.notice_version
         assert last > 0
         assert redo(job.state, levels("b", "b[0]", notice=last)) == []
-        with pytest.raises(OlderStateError, match=f"notice {last + 1}, and the last one here is {last};"):
+        with pytest.raises(OlderStateError, match=f"notice {last + 1}, but the last one here is {last};"):
             redo(job.state, levels("b", "b[0]", notice=last + 1))
 
 

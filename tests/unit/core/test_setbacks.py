@@ -84,18 +84,16 @@ def test_the_sentence_says_whether_it_was_the_same_each_time() -> None:
     elsewhere = Failure(WorkerId("c", 0, 1), 2, "exited with code 1", "ValueError: 9 rows at 0x55aa", "train.py:12")
     other = Failure(WorkerId("a", 0, 1), 1, "killed by SIGSEGV")
     assert after(A, same, setbacks=Setbacks(3, 1)).told(has_commits=True) == (
-        "ValueError: 9 rows at 0x55aa (train.py:12), rank 1 on a; the training failed 2 times in a row and came no "
-        "further than commit 3 and 1 operation, the same error each time"
+        "ValueError: 9 rows at 0x55aa (train.py:12), rank 1 on a; the training failed 2 times in a row without "
+        "getting past commit 3 and 1 operation, the same error each time"
     )
     told = after(A, elsewhere).told(has_commits=True)
     assert told.startswith("ValueError: 9 rows at 0x55aa (train.py:12), rank 2 on c; ")
     assert told.endswith(", the same error each time, but not on the same rank")
     told = after(A, other).told(has_commits=True)
     assert told.startswith("worker a[0]#1 (rank 1) killed by SIGSEGV; ")
-    assert told.endswith(", with different errors, of which this is the last, all on the same rank")
-    assert (
-        after(A, other, elsewhere).told(has_commits=True).endswith(", with different errors, of which this is the last")
-    )
+    assert told.endswith(", with different errors, this one last, all on the same rank")
+    assert after(A, other, elsewhere).told(has_commits=True).endswith(", with different errors, this one last")
 
 
 def test_restarted_workers_have_no_commits_and_may_tell_of_steps() -> None:
@@ -105,7 +103,7 @@ def test_restarted_workers_have_no_commits_and_may_tell_of_steps() -> None:
         f"{cause}the training failed 2 times in a row{alike}"
     )
     assert replace(Setbacks(commits=40), count=2, last=failure).told(has_commits=False) == (
-        f"{cause}the training failed 2 times in a row and came no further than step 40{alike}"
+        f"{cause}the training failed 2 times in a row without getting past step 40{alike}"
     )
 
 
@@ -149,7 +147,7 @@ def test_the_job_ends_and_does_not_wait_before_it_does() -> None:
     lose(job)
     assert isinstance(end := job.commands[-1], EndJob)
     assert (end.exit_code, job.now) == (1, 2.0)
-    assert "; the training failed 3 times in a row and came no further than commit 3, the same" in end.message
+    assert "; the training failed 3 times in a row without getting past commit 3, the same" in end.message
 
 
 def test_another_training_is_no_setback_of_the_one_before() -> None:
@@ -190,7 +188,9 @@ def test_each_pause_is_told_once() -> None:
     job.ready("a[0]", cause=ReadyCause.INTERNAL_ERROR)
     job.timer(at=job.now + 1.0)
     told = [command for command in job.commands if isinstance(command, Report)]
-    assert [command.text.rpartition("; pausing ")[2] for command in told] == ["for 2 s; 10 times in a row end the job"]
+    assert [command.text.rpartition("; pausing ")[2] for command in told] == [
+        "for 2 s; 10 failures in a row end the job"
+    ]
     assert told[0].warning
 
 
@@ -208,7 +208,7 @@ def test_who_does_not_come_back_for_the_next_round_has_failed() -> None:
     job.ready("a[0]", cause=ReadyCause.INTERNAL_ERROR)
     job.timer(at=job.now + 10.0)
     assert job.state.setbacks.last is not None
-    assert job.state.setbacks.last.how == "did not ask for the next round within 10 s (--start-timeout)"
+    assert job.state.setbacks.last.how == "did not join the next round within 10 s (--start-timeout)"
 
 
 def test_slots_that_come_too_late_for_the_pause_end_it() -> None:
@@ -251,7 +251,7 @@ def test_a_crash_loop_from_disk_ends_whatever_the_cooldown() -> None:
             if not job.of(WorkerPhase.MEMBER):
                 job.timer()
     assert job.ended.exit_code == 1
-    assert "failed 4 times in a row and came no further than commit 3, the same error each time" in job.ended.message
+    assert "failed 4 times in a row without getting past commit 3, the same error each time" in job.ended.message
     assert job.now == 0.5 + 0.5 + 2.0 + 4.0, "where there is a pause, it is longer than the cooldown"
 
 
@@ -278,9 +278,9 @@ def test_workers_that_run_out_of_memory_again_and_again_end_the_job(kind: OnChan
     [
         ("SyntaxError: invalid syntax", ""),
         ("ModuleNotFoundError: No module named 'tochr'", ""),
-        ("ValueError: a SyntaxError", "; --reset-limit N would try again"),
-        ("my.errors.SyntaxError: of a language of its own", "; --reset-limit N would try again"),
-        ("", "; --reset-limit N would try again"),
+        ("ValueError: a SyntaxError", "; --reset-limit N would allow retries"),
+        ("my.errors.SyntaxError: of a language of its own", "; --reset-limit N would allow retries"),
+        ("", "; --reset-limit N would allow retries"),
     ],
 )
 def test_only_what_another_try_may_mend_is_said_to_be_tried_again(error: str, hint: str) -> None:

@@ -96,7 +96,7 @@ def test_a_deletion_has_a_time_whatever_else_is_said() -> None:
         status={"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]},
     )
     (leaving,) = sees(made, known={"a": "uid-a"}).leaving
-    assert leaving.why == "its pod a is deleted (EvictionByEvictionAPI)"
+    assert leaving.why == "its pod a is being deleted (EvictionByEvictionAPI)"
     assert leaving.at == 1767225630.0
     assert leaving.grace_s == 5
     assert sees(made).hosts == (), "what is deleted already does not become a host"
@@ -139,17 +139,17 @@ def test_two_pods_of_one_name() -> None:
         ({}, [{"nvidia.com/gpu": "4"}], None, 4, ""),
         ({}, [{"nvidia.com/gpu": "4"}, {"cpu": "8"}, {"nvidia.com/gpu": "2"}], None, 6, ""),
         ({}, [{"nvidia.com/gpu": 4}], 2, 4, ""),
-        ({}, [{"nvidia.com/gpu": "500m"}], None, 0, "nobody says how many slots"),
+        ({}, [{"nvidia.com/gpu": "500m"}], None, 0, "its number of slots is unknown"),
         ({}, [{"nvidia.com/gpu": "0"}], 3, 3, ""),
-        ({}, [{"nvidia.com/gpu": "4Gi"}], None, 0, "no number of slots"),
+        ({}, [{"nvidia.com/gpu": "4Gi"}], None, 0, "not a number of slots"),
         ({}, [{"nvidia.com/gpu": "2k"}], None, 2000, ""),
-        ({}, [{"nvidia.com/gpu": "5k"}], None, 0, "the most is 4096"),
-        ({}, [{"nvidia.com/gpu": "9" * 30}], None, 0, "no number of slots"),
+        ({}, [{"nvidia.com/gpu": "5k"}], None, 0, "the maximum is 4096"),
+        ({}, [{"nvidia.com/gpu": "9" * 30}], None, 0, "not a number of slots"),
         ({"elastic-driver.dev/slots": "3"}, [{"nvidia.com/gpu": "4"}], None, 3, ""),
-        ({"elastic-driver.dev/slots": "0"}, [], 1, 0, "no number of slots"),
-        ({"elastic-driver.dev/slots": "-1"}, [], 1, 0, "no number of slots"),
-        ({"elastic-driver.dev/slots": "9" * 5000}, [], 1, 0, "no number of slots"),
-        ({"elastic-driver.dev/slots": "5000"}, [], 1, 0, "the most is 4096"),
+        ({"elastic-driver.dev/slots": "0"}, [], 1, 0, "not a number of slots"),
+        ({"elastic-driver.dev/slots": "-1"}, [], 1, 0, "not a number of slots"),
+        ({"elastic-driver.dev/slots": "9" * 5000}, [], 1, 0, "not a number of slots"),
+        ({"elastic-driver.dev/slots": "5000"}, [], 1, 0, "the maximum is 4096"),
         ({"elastic-driver.dev/labels": "rack=a spot"}, [], 1, 1, ""),
         ({"elastic-driver.dev/labels": "a;b"}, [], 1, 1, "cannot read 'a;b' as a label"),
     ],

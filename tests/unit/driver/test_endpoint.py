@@ -103,6 +103,6 @@ def test_another_program_on_the_endpoints_own_address_is_told_of(monkeypatch: py
         port = server.getsockname()[1]
         monkeypatch.setattr(endpoint, "addresses_of", lambda name: ["127.0.0.2"])
         with pytest.raises(
-            SettingsError, match=rf"cannot be the driver: another program has port {port} of 127\.0\.0\.2"
+            SettingsError, match=rf"cannot be the driver: port {port} of 127\.0\.0\.2 is in use by another program"
         ):
             Endpoint("node0", port).claim()

@@ -212,7 +212,7 @@ def test_an_agent_that_says_nothing_is_told_without_a_stack() -> None:
         assert (suspected.stack, world.asked) == ("", [])
         (listed,) = world.health.status()["suspected"]  # type: ignore[misc]
         assert (listed["rank"], world.health.suspected) == (2, 1)
-        assert "may hang: nothing was heard of its host's agent" in world.health.remark()
+        assert "may hang: its host's agent has not reported" in world.health.remark()
         mute.clear()
         world.silent = set()
         await asyncio.sleep(4)
@@ -270,7 +270,7 @@ def test_who_would_take_the_only_state_with_it_is_warned_of_and_not_ended(victim
         assert world.fed(WorkerHung) == []
         (suspected,) = world.of(WorkerSuspected)
         assert suspected.ends_s is None
-        assert suspected.spared.startswith("nobody who would be left has the training's state")
+        assert suspected.spared.startswith("no remaining worker would have the training's state")
         (warning,) = world.warnings
         assert warning.startswith(f"worker {world.workers[1]} hangs (")
         assert warning.endswith(f") but is not killed: {suspected.spared}")
@@ -369,9 +369,9 @@ def test_the_status_and_the_remark() -> None:
             "suspected": [],
             "hang_limits": {
                 "suspected_s": 5.0,
-                "suspected_why": "5 s, the least; 10 times the slowest of the last 100 steps, 0.1 s, is less",
+                "suspected_why": "5 s, the minimum; 10 times the slowest of the last 100 steps, 0.1 s, is less",
                 "ended_s": 60.0,
-                "ended_why": "the deadline is 60 s, the least",
+                "ended_why": "the deadline is 60 s, the minimum",
             },
         }
         world.hung = {1, 2, 3}

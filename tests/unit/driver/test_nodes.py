@@ -24,9 +24,9 @@ def _settings(**more: Any) -> Settings:
 @pytest.mark.parametrize(
     ("nodes", "settings", "environ", "why"),
     [
-        ({"endpoint": "node0", "nproc_per_node": 10**6}, {}, TOKEN, "--nproc-per-node 1000000 is not within 1 to"),
+        ({"endpoint": "node0", "nproc_per_node": 10**6}, {}, TOKEN, "--nproc-per-node 1000000 is not between 1 and"),
         ({"endpoint": "a:b"}, {}, {}, "cannot read 'a:b' as the endpoint"),
-        ({"endpoint": "node0:29400"}, {}, {}, "nodes that meet at node0:29400 need a secret"),
+        ({"endpoint": "node0:29400"}, {}, {}, "nodes that meet at node0:29400 need a shared secret"),
         ({"endpoint": "node0:29400"}, {}, {"ELASTIC_DRIVER_JOIN_TOKEN": "short"}, "it has 5 characters"),
         ({"endpoint": "node0:29400"}, {}, {"ELASTIC_DRIVER_JOIN_TOKEN_FILE": "/none"}, "cannot read the join token's"),
         ({"endpoint": "node0", "local_addr": "no-such.invalid"}, {}, TOKEN, "--local-addr no-such.invalid does not"),

@@ -24,7 +24,7 @@ from tests.support.fakes.fake_etcd import FakeEtcd, fake_etcd
 pytestmark = pytest.mark.unit
 
 THERE = RegisteredDriver("0123", "node1", "", 1, "first", ("https://node1:29400",), "f" * 64, lease_s=5)
-MET = End(AgentEnd.OVER, 0, "all workers ended with code 0", job="0123")
+MET = End(AgentEnd.OVER, 0, "all workers exited with code 0", job="0123")
 
 
 class Beside:
@@ -109,7 +109,7 @@ def test_it_joins_whoever_drives(world: World) -> None:
 def test_nobody_comes_to_drive(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert world.run() == 1
     assert world.now >= 60
-    assert "nobody drives the job at" in capsys.readouterr().err
+    assert "has no driver yet" in capsys.readouterr().err
 
 
 def test_the_driver_cannot_be_reached(world: World) -> None:
@@ -124,7 +124,7 @@ def test_etcd_does_not_answer(world: World, capsys: pytest.CaptureFixture[str]) 
     world.beside.is_refused = True
     assert world.run() == 1
     assert world.now >= 60
-    assert "cannot ask" in capsys.readouterr().err
+    assert "cannot find the driver" in capsys.readouterr().err
 
 
 def test_it_may_not_drive(world: World) -> None:

@@ -56,10 +56,10 @@ def test_one_without_the_package_is_named_with_what_to_do(folder: Path, monkeypa
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     said = other_python(("python", "train.py"), folder)
     assert said.startswith(
-        f"the workers run another Python than elasticrun: 'python' is {program} (Python 3.9.2), which has no "
+        f"the workers run a different Python than elasticrun: 'python' is {program} (Python 3.9.2), which has no "
         "elastic_driver: "
     )
-    assert said.endswith(f"write {sys.executable} in its place")
+    assert said.endswith(f"write {sys.executable} instead")
     assert "\n" not in said
     command = ("python", "train.py")
     settings = Settings(command=command, num_proc=1, min_num_proc=1, hosts=(Host("localhost", 1),))
@@ -160,7 +160,7 @@ def test_a_wrapper_that_hangs_is_named_and_ends_with_its_child(folder: Path, mon
     monkeypatch.setattr(subprocess.Popen, "communicate", time_out)
     said = other_python((str(program), "train.py"), folder)
     assert said == (
-        "the workers run another Python than elasticrun, and whether it has elastic_driver is not known: "
+        "the workers run a different Python than elasticrun, and it is unknown whether it has elastic_driver: "
         f"{program}, which did not answer within 5 s"
     )
     (child,) = children

@@ -90,7 +90,7 @@ def test_where_nobody_is_left_it_is_a_new_job(tmp_path: Path, agents: Sequence[F
         recorded.journal.close(0)
     (line,) = told.lines
     assert line.startswith("job 0123 is over: its driver died ")
-    assert line.endswith(" ago, and none of its agents is left; this is a new job")
+    assert line.endswith(" ago, and none of its agents is left; starting a new job")
 
 
 def test_a_job_that_had_ended_is_closed_with_its_exit_code(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_journal_that_is_anothers_by_now_is_left_alone(tmp_path: Path, there: 
     if there:
         leave(kept, HERE, job=job_of_one(job_id=there, settings=settings_in(kept)))
     with (
-        pytest.raises(SettingsError, match=r"cannot go on with job 0123: the journal .* is .* by now"),
+        pytest.raises(SettingsError, match=r"cannot continue job 0123: the journal .* is .*"),
         recording(settings_in(kept), "0456", FakeConsole(), resumed=Resumed("0123")),
     ):
         pass
@@ -138,7 +138,7 @@ def test_who_goes_on_with_a_job_of_which_nobody_is_left(tmp_path: Path, begins: 
         assert recorded.over == (None if begins else 143)
         assert recorded.journal is not None
         recorded.journal.close(143)
-    assert told.lines[0].endswith("none of its agents is left; this is a new job" if begins else "agents is left")
+    assert told.lines[0].endswith("none of its agents is left; starting a new job" if begins else "agents is left")
     closed = read_job(kept)
     assert isinstance(closed, Closed)
     assert closed.job_id == ("0456" if begins else "0123")
@@ -178,7 +178,7 @@ def test_a_driver_that_was_started_again_finds_that_another_has_the_job(
         monkeypatch.setattr(parent, "_started", parent.Started(is_last=False, before="", signals=[]))
         with recording(settings_in(kept), "0456", told := FakeConsole()) as recorded:
             assert (recorded.over, recorded.journal) == (75, None)
-    assert "another driver has this job by now" in told.warnings[0]
+    assert "another driver has taken over this job" in told.warnings[0]
 
 
 def test_nobody_else_gets_the_folder_before_another_job_begins_in_it(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_job_that_is_taken_over_goes_on_as_it_was_started(taken: Path) -> None
         assert "0123" in (taken / LOCK).read_text()
         assert told.lines == []
         (warning,) = told.warnings
-        assert warning.endswith("what differs now has no effect: -np, --min-np, the tuning flags")
+        assert warning.endswith("changed settings have no effect: -np, --min-np, the tuning flags")
         journal.give_up()
 
 
@@ -290,7 +290,7 @@ def test_a_journal_that_was_moved_is_not_where_agents_look_for_a_driver(tmp_path
     kept.rename(moved)
     if agent is HERE:
         with (
-            pytest.raises(JournalError, match=r"its journal was .*kept, where .* move it back there, or end the job"),
+            pytest.raises(JournalError, match=r"look for a driver in its former journal, .*kept; move the journal back, or end the job"),
             recording(settings_in(moved), "0456", FakeConsole()),
         ):
             pass
@@ -309,7 +309,7 @@ def test_a_driver_that_answers_is_not_dead_though_somebody_has_removed_its_lock(
     folder = SocketFolder.at(kept)
     with folder.listen("driver.sock"):
         with (
-            pytest.raises(JournalError, match=r"a driver of job 0123 answers at .*; has somebody removed .*lock\?"),
+            pytest.raises(JournalError, match=r"a driver of job 0123 answers at .*; was .*lock removed\?"),
             recording(settings_in(kept), "0456", FakeConsole()),
         ):
             pass

@@ -148,7 +148,7 @@ def test_another_key_takes_nothing_over(place: Place) -> None:
     place.leave(FAR)
     before = place.etcd.held()
     place.key.write_text("another that nobody can guess")
-    why = r"it is sealed with another key: is --journal-key the job's\?"
+    why = r"it is sealed with another key: is --journal-key the key of this job\?"
     with pytest.raises(JournalError, match=why), recording(place.settings(), "0456", FakeConsole()):
         pass
     assert place.etcd.held() == before
@@ -169,7 +169,7 @@ def test_a_key_that_is_none(place: Place, text: str | None, why: str) -> None:
 def test_etcd_is_away(place: Place) -> None:
     place.etcd.close()
     with (
-        pytest.raises(JournalError, match=r"^cannot use etcd://.* \(--journal\): no answer of etcd: http://127.0.0.1:"),
+        pytest.raises(JournalError, match=r"^cannot use etcd://.* \(--journal\): cannot reach etcd: http://127.0.0.1:"),
         recording(place.settings(), "0456", FakeConsole()),
     ):
         pass
@@ -188,12 +188,12 @@ def test_a_driver_that_was_started_again_waits_for_etcd(place: Place, monkeypatc
         assert recorded.journal is not None
         recorded.journal.give_up()
     (line,) = told.lines
-    assert line.startswith("waiting for etcd: no answer of etcd: http://127.0.0.1:")
+    assert line.startswith("waiting for etcd: cannot reach etcd: http://127.0.0.1:")
 
     place.etcd.is_away = True
     hurried = place.settings()
     object.__setattr__(hurried, "driver_timeout_s", 0.05)  # users wait longer
-    with pytest.raises(JournalError, match="no answer of etcd"), recording(hurried, "0456", FakeConsole()):
+    with pytest.raises(JournalError, match="cannot reach etcd"), recording(hurried, "0456", FakeConsole()):
         pass
 
 
@@ -209,7 +209,7 @@ def test_a_driver_that_was_started_again_finds_that_another_has_the_job(
         with recording(place.settings(), "0456", told := FakeConsole()) as recorded:
             assert (recorded.over, recorded.journal) == (75, None)
         other.journal.give_up()
-    assert "another driver has this job by now" in told.warnings[0]
+    assert "another driver has taken over this job" in told.warnings[0]
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
@@ -329,10 +329,10 @@ def test_one_that_stands_by_begins_no_job(place: Place, monkeypatch: pytest.Monk
     what = {
         "another": f"{place.place} is that of job 0200 by now",
         "another that has ended": f"{place.place} is that of job 0100 by now",
-    }.get(how, f"nothing is left of it at {place.place}. Unless it has ended, begin it anew with the same command")
+    }.get(how, f"nothing is left of it at {place.place}. If it has not ended, run the same command to start it again")
     for each in later:
         why = each.refuses_with()
-        assert why == f"cannot take over job 0123, for which this driver has stood by: {what}"
+        assert why == f"cannot take over job 0123, for which this driver was standing by: {what}"
     assert driver_key(place.place) not in place.etcd.held()
 
 
@@ -345,7 +345,7 @@ def test_one_that_stands_by_for_a_job_whose_agents_are_gone(place: Place, monkey
         recorded.journal.give_up()
     found = later.ends_with()
     assert (found.over, found.begins) == (70, False)
-    assert later.told.lines[-1].endswith("none of its agents is left; the same command begins it anew")
+    assert later.told.lines[-1].endswith("none of its agents is left; run the same command to start it again")
     assert later.told.warnings == []
     # Which it does.
     with recording(place.settings(), "0456", FakeConsole()) as recorded:
@@ -399,7 +399,7 @@ def test_whoever_is_started_after_one_that_had_stood_by_begins_no_job(
             assert (recorded.over, recorded.journal is None) == ((2, True) if had_stood_by else (None, False))
             if recorded.journal is not None:
                 recorded.journal.close(0)
-        why = "cannot take over the job, for which this driver has stood by: nothing is left of it"
+        why = "cannot take over the job, for which this driver was standing by: nothing is left of it"
         assert [why in text for text in told.warnings] == [True] * had_stood_by
     finally:
         os.close(mark)
@@ -450,7 +450,7 @@ def test_a_journal_that_another_driver_has_by_now_is_lost(
             lost = asyncio.Event()
             journal.on_error = lambda error: (errors.append(error), lost.set())
             # As the lock's thread finds out after a while. Nothing is to be written.
-            recorded.lock.lost("its lease has run out")  # type: ignore[union-attr]
+            recorded.lock.lost("its lease has expired")  # type: ignore[union-attr]
             await lost.wait()
         (error,) = errors
         assert isinstance(error, JournalHeldError)
@@ -476,7 +476,7 @@ def test_while_etcd_is_away_the_journal_says_why_and_goes_on_then(
         writing = asyncio.ensure_future(written(journal))
         while not journal.trouble:
             await asyncio.sleep(0.01)
-        assert journal.trouble.startswith("no answer of etcd: http://127.0.0.1:")
+        assert journal.trouble.startswith("cannot reach etcd: http://127.0.0.1:")
         place.etcd.is_away = False
         assert await writing is None
         assert journal.trouble == ""

@@ -259,7 +259,7 @@ def test_a_member_whose_place_is_gone_is_dismissed_at_the_next_round() -> None:
         staying = world.ask(A, 1, ReadyCause.HOSTS_UPDATED)
         leaving = world.ask(B, 1, ReadyCause.HOSTS_UPDATED)
         assert isinstance(await staying, RoundAssignment)
-        assert await leaving == Removed("host b is not listed any more")
+        assert await leaving == Removed("host b is no longer listed")
 
     play(test)
 
@@ -344,7 +344,7 @@ def test_a_leave_before_the_first_round_or_of_nobody_is_refused() -> None:
     async def test(world: World) -> None:
         world.hosts("a", "b")
         for worker in (A, C):
-            with pytest.raises(RendezvousClosedError, match="is to end at once"):
+            with pytest.raises(RendezvousClosedError, match="must exit at once"):
                 await world.rounds.leave(LeaveRequest(worker, "SIGTERM"))
 
     play(test)
@@ -357,7 +357,7 @@ def test_a_leave_drains_the_place_of_who_leaves() -> None:
         await world.rounds.leave(LeaveRequest(B, "SIGTERM"))
         assert world.stepper.state.drained == {("b", 0)}
         texts = [command.text for command in world.commands if isinstance(command, Report)]
-        assert texts == ["worker b[0] leaves at the next commit: it was sent SIGTERM"]
+        assert texts == ["worker b[0] is leaving at the next commit: it received SIGTERM"]
 
     play(test)
 
@@ -374,7 +374,7 @@ def test_who_drains_a_host_is_told_what_comes_of_it() -> None:
         assert await drain("b") == "host b is drained: its workers leave at their next commit"
         assert await drain("b") == "host b is already drained: its workers leave at their next commit"
         short = (
-            "that leaves 0 slots of the 1 that the job needs (--min-np): it waits for others, and ends after 600 s "
+            "that leaves 0 slots of the 1 that the job needs (--min-np): it waits for more, and ends after 600 s "
             "(--elastic-timeout)"
         )
         assert await drain("a") == f"host a is drained: its workers leave at their next commit; {short}"
@@ -388,7 +388,7 @@ def test_a_drain_of_a_host_that_is_not_there() -> None:
     async def test(world: World) -> None:
         await world.train(A, B)
         reply = await world.rounds.drain(DrainHostRequest("c", undo=False))
-        assert reply == DrainReply(done=False, text="there is no host c in the job; its hosts: a, b")
+        assert reply == DrainReply(done=False, text="the job has no host c; its hosts: a, b")
 
     play(test)
 
@@ -407,19 +407,19 @@ def test_only_living_members_of_the_present_round_may_put_commits_on_disk() -> N
         await world.train(A, B)
         assert [await asked(A, 1), await asked(B, 1)] == ["", ""]
         assert await asked(A, 2) == "there has been no round 2"
-        assert "none of the job's workers" in await asked(C, 1)
+        assert "no longer belongs to the job" in await asked(C, 1)
         world.hosts("b", "c")
         answers = [world.ask(B, 1, ReadyCause.HOSTS_UPDATED), world.ask(C)]
         assert await asked(B, 1) == "", "in a reset it is the last round's members that count"
-        assert await asked(C, 1) == "round 1 is over, and worker c[0] is no member of round 1"
+        assert await asked(C, 1) == "round 1 is over, and worker c[0] is not a member of round 1"
         left = world.ask(A, 1, ReadyCause.HOSTS_UPDATED)
         assert isinstance(await left, Removed)
         for answer in answers:
             assert isinstance(await answer, RoundAssignment)
         assert [await asked(B, 1), await asked(B, 2), await asked(C, 2)] == ["", "", ""]
-        assert "none of the job's workers" in await asked(A, 1), "a member of a past round"
+        assert "no longer belongs to the job" in await asked(A, 1), "a member of a past round"
         world.exits(C, -9)
-        assert "none of the job's workers" in await asked(C, 2)
+        assert "no longer belongs to the job" in await asked(C, 2)
         world.stepper.post(StopRequested(15, "SIGTERM"))
         assert await asked(B, 2) == "the job is over"
 
@@ -475,7 +475,7 @@ def test_a_driver_that_has_lost_its_job_lets_nobody_publish() -> None:
         world.disk.answers_soon = False
         asked = asyncio.ensure_future(world.rounds._may_publish(publish_request(A)))
         await asyncio.sleep(1)
-        world.stepper.abandon(EndJob(75, "another driver has it"))
+        world.stepper.abandon(EndJob(75, "another driver holds it"))
         world.disk.looked()
         reply = await asked
         assert (reply.granted, reply.reason) == (False, "the job is over")

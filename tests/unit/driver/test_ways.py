@@ -284,7 +284,7 @@ def test_a_port_that_another_program_has_is_tried_for_as_long_as_agents_look_for
         assert server.listens == [], "who comes to the socket does not wait for that"
         await asyncio.sleep(30.0)
         assert (server.listens, len(said)) == ([], 1)
-        assert "agents look for this driver there, so it is tried for 60 s (--driver-timeout)" in said[0]
+        assert "agents look for this driver there, so it retries for 60 s (--driver-timeout)" in said[0]
         server.unusable = set()
         assert await ways.open_loopback() == "http://127.0.0.1:4000"
         server.unusable = {FOUR, SIX}

@@ -57,5 +57,5 @@ def test_a_worker_that_asks_for_input_in_vain_is_told_of_once(monkeypatch: pytes
     fails(1, has_input=False)
     fails(2, has_input=False)
     [warning] = warnings
-    assert "worker node1[1] asked for input" in warning
+    assert "worker node1[1] tried to read its standard input" in warning
     assert "--stdin 1 " in warning

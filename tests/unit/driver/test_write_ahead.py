@@ -411,11 +411,11 @@ def test_a_disk_that_does_not_answer_is_told_of_once_and_when_it_does_again() ->
         await asyncio.sleep(500)
         assert world.stepper.trouble == "cannot write the journal /journal: No space left on device"
         assert len(world.told) == 1
-        assert "after 600 s (--driver-timeout) the job ends" in world.told[0]
+        assert "the job ends after 600 s (--driver-timeout)" in world.told[0]
         world.disk.trouble = ""
         world.disk.answers()
         assert world.stepper.trouble == ""
-        assert world.told[1:] == ["the journal is written again"]
+        assert world.told[1:] == ["the journal can be written again"]
         assert world.of(StartWorker)
         world.stepper.post(TimerExpired())
         await asyncio.sleep(500)
@@ -433,7 +433,7 @@ def test_it_does_not_end_a_job_that_another_driver_may_have_by_then() -> None:
         world.disk.answers()
         world.stepper.post(HOSTS)
         await asyncio.sleep(599)
-        assert "after 600 s (--driver-timeout) this driver ends" in world.told[0]
+        assert "this driver ends after 600 s (--driver-timeout)" in world.told[0]
         assert late == []
         await asyncio.sleep(2)
         assert late == ["cannot write the journal /journal for 600 s (--driver-timeout): the disk does not answer"]
@@ -523,7 +523,7 @@ def test_a_driver_that_leaves_a_job_that_is_ending_writes_no_more_of_it() -> Non
         world.disk.answers()
         assert world.stepper.is_over
         assert not world.disk.given_up
-        world.stepper.abandon(EndJob(75, "its node leaves"))
+        world.stepper.abandon(EndJob(75, "its node is leaving"))
         assert world.disk.given_up
 
     play(test)

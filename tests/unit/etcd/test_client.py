@@ -49,7 +49,7 @@ def test_nobody_answers() -> None:
     refused = "nothing listens there (connection refused)"
     with EtcdClient(place) as client, pytest.raises(EtcdUnreachableError) as caught:
         client.get("/k")
-    assert str(caught.value) == f"no answer of etcd: {first}: {refused}; {second}: {refused}"
+    assert str(caught.value) == f"cannot reach etcd: {first}: {refused}; {second}: {refused}"
 
 
 def test_a_name_that_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_a_name_that_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     client = EtcdClient(EtcdPlace(("http://etcd.example:1",), "/jobs/a"))
-    with pytest.raises(EtcdUnreachableError, match=r": etcd\.example is no name of a host$"):
+    with pytest.raises(EtcdUnreachableError, match=r": etcd\.example is not a valid host name$"):
         client.get("/jobs/a/k")
 
 
@@ -74,7 +74,7 @@ def test_a_silent_server_has_its_part_of_the_time(etcd: FakeEtcd) -> None:
                 assert client.get("/k") is None
             etcd.instead.append(Instead(until=go_on))
             with EtcdClient(etcd.place(), timeout_s=0.1) as client:
-                with pytest.raises(EtcdUnreachableError, match=r": no answer in time$"):
+                with pytest.raises(EtcdUnreachableError, match=r": timed out$"):
                     client.get("/k")
                 assert client.get("/k") is None  # on another connection
             go_on.set()
@@ -106,25 +106,25 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r
         (b"[" * 100_000, "it is not JSON"),
         (b"[]", "it is not JSON"),
         (b"{}", "'header'"),
-        (b'{"header":[]}', "it is no object"),
-        (b'{"header":{"revision":5}}', "its revision is no number"),
-        (b'{"header":{"revision":"-1"}}', "its revision is no number"),
-        (b'{"header":{"revision":"99999999999999999999"}}', "its revision is no number"),
-        (b'{"header":{"revision":"1"},"kvs":{}}', "its kvs are no list"),
-        (b'{"header":{"revision":"1"},"kvs":[7]}', "it is no object"),
-        (b'{"header":{"revision":"1"},"kvs":[{"key":7}]}', "its key is no text"),
+        (b'{"header":[]}', "it is not an object"),
+        (b'{"header":{"revision":5}}', "its revision is not a number"),
+        (b'{"header":{"revision":"-1"}}', "its revision is not a number"),
+        (b'{"header":{"revision":"99999999999999999999"}}', "its revision is not a number"),
+        (b'{"header":{"revision":"1"},"kvs":{}}', "its kvs is not a list"),
+        (b'{"header":{"revision":"1"},"kvs":[7]}', "it is not an object"),
+        (b'{"header":{"revision":"1"},"kvs":[{"key":7}]}', "its key is not a string"),
         (b'{"header":{"revision":"1"},"kvs":[{"key":"!"}]}', ""),
         (b'{"header":{"revision":"1"},"kvs":[{"key":"/w=="}]}', ""),
-        (b'{"header":{"revision":"1"},"more":1}', "its more is no truth value"),
-        (b'{"error":{"message":"x"}}', "it refuses, and does not say why"),
-        (b'{"code":"x"}', "it refuses, and does not say why"),
+        (b'{"header":{"revision":"1"},"more":1}', "its more is not a boolean"),
+        (b'{"error":{"message":"x"}}', "it is an error without a message or a code"),
+        (b'{"code":"x"}', "it is an error without a message or a code"),
     ],
 )
 def test_rubbish_is_no_answer(etcd: FakeEtcd, client: EtcdClient, body: bytes, why: str) -> None:
     etcd.instead.append(Instead(OK % (len(body), body)))
     with pytest.raises(EtcdUnreachableError) as caught:
         client.get("/k")
-    assert "what answers is no etcd of version 3.4 or later" in str(caught.value)
+    assert "the server is not etcd 3.4 or later" in str(caught.value)
     assert why in str(caught.value)
     assert client.get("/k") is None
 
@@ -146,7 +146,7 @@ def test_rubbish_is_no_answer(etcd: FakeEtcd, client: EtcdClient, body: bytes, w
 )
 def test_what_is_no_http_is_no_answer(etcd: FakeEtcd, client: EtcdClient, raw: bytes) -> None:
     etcd.instead.append(Instead(raw))
-    with pytest.raises(EtcdUnreachableError, match=r"^no answer of etcd: http://127.0.0.1:\d+: ."):
+    with pytest.raises(EtcdUnreachableError, match=r"^cannot reach etcd: http://127.0.0.1:\d+: ."):
         client.get("/k")
     assert client.get("/k") is None
 
@@ -154,7 +154,9 @@ def test_what_is_no_http_is_no_answer(etcd: FakeEtcd, client: EtcdClient, raw: b
 def test_a_refusal_of_the_gateways_own_is_shown(etcd: FakeEtcd, client: EtcdClient) -> None:
     text = b"CommonName of client sending a request against gateway will be ignored and not used as expected\n"
     etcd.instead.append(Instead(b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text)))
-    with pytest.raises(EtcdUnreachableError, match=r": HTTP 400: CommonName of client .* given in ETCDCTL_USER$"):
+    with pytest.raises(
+        EtcdUnreachableError, match=r": HTTP 400: CommonName of client .* set the user in ETCDCTL_USER$"
+    ):
         client.get("/k")
 
 
@@ -170,7 +172,7 @@ def test_rubbish_for_an_answer_about_a_lease(etcd: FakeEtcd, client: EtcdClient)
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b'{"message":"etcdserver: no","code":3,"details":[]}', "etcd refuses: etcdserver: no"),  # 3.6
+        (b'{"message":"etcdserver: no","code":3,"details":[]}', "etcd rejected the request: etcdserver: no"),  # 3.6
         (b'{"error":{"grpc_code":7,"http_code":403,"message":"etcdserver: permission denied"}}', "needs a role"),  # 3.5
         (b'{"error":{"code":7,"message":"etcdserver: permission denied"}}', "needs a role"),  # 3.6
     ],
@@ -186,15 +188,18 @@ def test_how_versions_refuse(etcd: FakeEtcd, client: EtcdClient, body: bytes, wh
     [
         (
             Refusal(403, 7, "etcdserver: permission denied"),
-            "etcd refuses: etcdserver: permission denied: who asks needs a role that may read and write all keys under "
-            "/jobs/a/",
+            "etcd rejected the request: etcdserver: permission denied: the client needs a role with permission to read and write "
+            "all keys under /jobs/a/",
         ),
         (
             Refusal(429, 8, "etcdserver: mvcc: database space exceeded"),
-            "etcd refuses: etcdserver: mvcc: database space exceeded: free it (etcdctl compact, etcdctl defrag, "
-            "etcdctl alarm disarm), or give it a larger quota",
+            "etcd rejected the request: etcdserver: mvcc: database space exceeded: free space (etcdctl compact, etcdctl defrag, "
+            "etcdctl alarm disarm), or raise --quota-backend-bytes",
         ),
-        (Refusal(400, 3, "etcdserver: request is too large"), "etcd refuses: etcdserver: request is too large"),
+        (
+            Refusal(400, 3, "etcdserver: request is too large"),
+            "etcd rejected the request: etcdserver: request is too large",
+        ),
     ],
 )
 def test_a_refusal_says_what_to_do(etcd: FakeEtcd, client: EtcdClient, refusal: Refusal, why: str) -> None:
@@ -255,7 +260,7 @@ def test_a_user_where_etcd_has_none(etcd: FakeEtcd) -> None:
 
 def test_a_wrong_user(etcd: FakeEtcd) -> None:
     etcd.users["jobs"] = "secret"
-    known = r"user jobs of ETCDCTL_USER is not known there"
+    known = r"the user jobs \(ETCDCTL_USER\) is unknown to etcd"
     wrong = etcd.place(user="jobs", password="wr0ng")
     with EtcdClient(wrong) as client, pytest.raises(EtcdRefusedError, match=known) as caught:
         client.get("/k")

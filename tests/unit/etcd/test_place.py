@@ -50,21 +50,21 @@ def test_servers_of_the_environment() -> None:
     ("url", "why"),
     [
         ("/a/folder", "expected etcd://HOST:PORT,HOST:PORT/PREFIX"),
-        ("etcd://a:1", "it names no prefix"),
-        ("etcd://a:1/", "it names no prefix"),
+        ("etcd://a:1", "it has no prefix"),
+        ("etcd://a:1/", "it has no prefix"),
         ("etcd://a:1/a//b", "single slashes"),
-        ("etcd://a:1/a b", "may have letters, digits"),
-        ("etcd://a:1/a?x=1", "may have letters, digits"),
-        ("etcd://a:1/" + "a" * 600, "has 601 characters, and 512 are the most"),
-        ("etcd:///a", "it names no server, nor does ETCDCTL_ENDPOINTS"),
-        ("etcd://a:x/a", "'a:x' is no HOST:PORT"),
-        ("etcd://a:70000/a", "'a:70000' is no HOST:PORT"),
-        ("etcd://a,/a", "'' is no HOST:PORT"),
-        ("etcd://[::1/a", "'[::1' is no HOST:PORT"),
-        ("etcd://etcd..example:1/a", "'etcd..example:1' is no HOST:PORT"),
-        ("etcd://.example:1/a", "'.example:1' is no HOST:PORT"),
-        (f"etcd://{'a' * 64}.example/a", "aaa.example' is no HOST:PORT"),
-        (f"etcd://{'a.' * 127}/a", "a.' is no HOST:PORT"),
+        ("etcd://a:1/a b", "may contain only letters, digits"),
+        ("etcd://a:1/a?x=1", "may contain only letters, digits"),
+        ("etcd://a:1/" + "a" * 600, "has 601 characters; the maximum is 512"),
+        ("etcd:///a", "it contains no server, and ETCDCTL_ENDPOINTS is not set"),
+        ("etcd://a:x/a", "'a:x' is not HOST:PORT"),
+        ("etcd://a:70000/a", "'a:70000' is not HOST:PORT"),
+        ("etcd://a,/a", "'' is not HOST:PORT"),
+        ("etcd://[::1/a", "'[::1' is not HOST:PORT"),
+        ("etcd://etcd..example:1/a", "'etcd..example:1' is not HOST:PORT"),
+        ("etcd://.example:1/a", "'.example:1' is not HOST:PORT"),
+        (f"etcd://{'a' * 64}.example/a", "aaa.example' is not HOST:PORT"),
+        (f"etcd://{'a.' * 127}/a", "a.' is not HOST:PORT"),
         ("etcd://http://a:1/a", "single slashes"),
     ],
 )
@@ -76,7 +76,7 @@ def test_what_is_no_url(url: str, why: str) -> None:
 
 @pytest.mark.parametrize("server", ["unix:/a", "ftp://a:1", "http://a:1/b", "http://u@a:1", "http://a:1?b"])
 def test_what_is_no_server(server: str) -> None:
-    with pytest.raises(SettingsError, match=r"^cannot use ETCDCTL_ENDPOINTS: '.*' is no HOST:PORT; expected etcd://"):
+    with pytest.raises(SettingsError, match=r"^cannot use ETCDCTL_ENDPOINTS: '.*' is not HOST:PORT; expected etcd://"):
         EtcdPlace.parse("etcd:///a", {"ETCDCTL_ENDPOINTS": server})
 
 
@@ -104,8 +104,8 @@ def test_a_user(environ: dict[str, str], user: str, password: str) -> None:
     ("environ", "why"),
     [
         ({"ETCDCTL_USER": "me"}, "without a password"),
-        ({"ETCDCTL_USER": ":secret"}, "names no user"),
-        ({"ETCDCTL_PASSWORD": "secret"}, "names no user"),
+        ({"ETCDCTL_USER": ":secret"}, "contains no name"),
+        ({"ETCDCTL_PASSWORD": "secret"}, "contains no name"),
     ],
 )
 def test_half_a_user(environ: dict[str, str], why: str) -> None:
@@ -234,7 +234,7 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked(tmp_path: Path) -> None
         "ETCDCTL_CERT": written(tmp_path / "cert.pem", Certificate.new().pem.decode().partition("-----BEGIN PRIV")[0]),
         "ETCDCTL_KEY": written(tmp_path / "key.pem", secret.decode()),
     }
-    with pytest.raises(SettingsError, match=r"^cannot use ETCDCTL_CERT with ETCDCTL_KEY: .*and not encrypted$"):
+    with pytest.raises(SettingsError, match=r"^cannot use ETCDCTL_CERT with ETCDCTL_KEY: .*and must not be encrypted$"):
         EtcdPlace.parse("etcd://a:1/jobs", environ)
 
 
@@ -245,7 +245,7 @@ def test_files_that_are_none(tmp_path: Path, name: str) -> None:
         EtcdPlace.parse("etcd://a:1/jobs", {name: str(path)})
     for data in (b"nothing", b"\xff"):
         path.write_bytes(data)
-        with pytest.raises(SettingsError, match=rf"^cannot use .*file \({name}\): it is no PEM file$"):
+        with pytest.raises(SettingsError, match=rf"^cannot use .*file \({name}\): it is not a PEM file$"):
             EtcdPlace.parse("etcd://a:1/jobs", {name: str(path)})
     path.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
     with pytest.raises(SettingsError, match=rf"^cannot use {name}"):

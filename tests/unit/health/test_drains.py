@@ -32,5 +32,5 @@ def test_a_host_whose_slow_worker_was_drained_is_left_alone_for_an_hour(is_taken
     assert early.why == "another slow worker was drained 30 s ago"
     (again,) = drains.take(found("b"), job.state, now + DRAIN_PAUSE_S)
     assert isinstance(again, NotDrained)
-    assert again.why == "a place of host b was drained for that already"
+    assert again.why == "a slow worker of host b was drained recently"
     assert [type(each) for each in drains.take(found("b"), job.state, now + HOST_PAUSE_S)] == [DrainRequested]

@@ -92,13 +92,13 @@ def test_there_are_only_so_many_and_none_without_a_proper_name(book: FigureBook,
     for index in range(2 * MOST_NAMES):
         book.take(ONE, {str(index): float(index)})
     assert len(book.figures) == MOST_NAMES
-    assert warnings == ["figures of more than 64 names are reported: '64' and other new ones are dropped"]
+    assert warnings == ["more than 64 figures are reported: '64' and further names are dropped"]
 
 
 def test_what_is_no_figure_is_told_once_a_job(book: FigureBook, warnings: list[str]) -> None:
     for worker in (ONE, TWO):
         book.refuse(worker, "'epoch 7': Expecting value")
-    assert warnings == [f"worker {ONE} has reported what is no figure, which is dropped: 'epoch 7': Expecting value"]
+    assert warnings == [f"worker {ONE} reported an invalid figure, which is dropped: 'epoch 7': Expecting value"]
 
 
 def test_gpus_are_those_of_all_hosts(book: FigureBook) -> None:

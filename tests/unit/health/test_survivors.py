@@ -14,7 +14,7 @@ from tests.support.fakes.membership_job import Job
 pytestmark = pytest.mark.unit
 
 A0, A1, B0 = WorkerId("a", 0, 0), WorkerId("a", 1, 0), WorkerId("b", 0, 0)
-ALONE = "nobody who would be left has the training's state, and no commit is on disk (--durable-dir)"
+ALONE = "no remaining worker would have the training's state, and no commit is on disk (--durable-dir)"
 
 
 def trained(*hosts: str, **limits: object) -> Job:

@@ -102,14 +102,14 @@ def test_a_body_that_swells_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from elastic_driver.journal import entries
 
     monkeypatch.setattr(entries, "_MOST_BYTES", 1000)
-    with pytest.raises(CodecError, match="another length"):
+    with pytest.raises(CodecError, match="its length is wrong"):
         decode(b"\x01" + zlib.compress(b"[" + b" " * 2000 + b"]"))
 
 
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ({"core": document.VERSION + 1}, "whose jobs have the form"),
+        ({"core": document.VERSION + 1}, "whose jobs have format"),
         ({"protocol": PROTOCOL - 1}, "agents speak protocol"),
     ],
 )
@@ -186,7 +186,7 @@ def test_a_version_that_decides_otherwise_is_refused(tmp_path: Path) -> None:
     last = entries[-1]
     assert isinstance(last, Stepped)
     put(tmp_path, [*entries[:-1], dataclasses.replace(last, told=last.told + 1)])
-    with pytest.raises(JournalError, match=r"at its event 2 this elastic_driver decides otherwise than .* 1\.2\.3"):
+    with pytest.raises(JournalError, match=r"at event 2, this elastic_driver decides differently than .* 1\.2\.3"):
         read_job(tmp_path)
 
 

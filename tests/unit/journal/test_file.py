@@ -84,7 +84,7 @@ def test_damaged_at_each_byte_it_is_refused_and_says_where(change: int | str) ->
         if byte == whole[at]:
             continue
         begins = max(start for start in starts if start <= at)
-        with pytest.raises(JournalError, match=rf"damaged at byte {begins}, and goes on"):
+        with pytest.raises(JournalError, match=rf"damaged at byte {begins}, and valid records follow"):
             parse(whole[:at] + bytes([byte]) + whole[at + 1 :] + bytes(300), HERE)
 
 

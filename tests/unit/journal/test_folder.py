@@ -83,7 +83,7 @@ def given_away_above(path: Path) -> None:
     [
         (open_to_group, r"it is open to other users \(chmod 700\)"),
         (linked, "it is a symbolic link"),
-        (no_folder, "it is no folder"),
+        (no_folder, "it is not a folder"),
         (open_above, "all users can rename what is in .*above"),
         (group_above, "a group can rename what is in .*above"),
         pytest.param(given_away, "it belongs to user 4321", marks=as_root),
@@ -108,7 +108,7 @@ def test_a_sticky_folder_above_will_do(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match=r"there is no folder .*/no to make it in"):
+    with pytest.raises(JournalError, match=r"its parent folder .*/no does not exist"):
         take(tmp_path / "no" / "new")
 
 
@@ -148,10 +148,10 @@ def pipe(path: Path) -> None:
 @pytest.mark.parametrize(
     ("put", "why"),
     [
-        (open_to_others, "others may open it: chmod 600"),
+        (open_to_others, "other users can open it (chmod 600"),
         (link_to_other, "it is a symbolic link"),
         (hard_link, "it is a hard link"),
-        (pipe, "it is no plain file"),
+        (pipe, "it is not a regular file"),
         pytest.param(others_file, "it belongs to user 4321", marks=as_root),
     ],
 )

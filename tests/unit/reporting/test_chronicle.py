@@ -232,7 +232,7 @@ def test_last_words_are_forgotten_with_their_round(story: Story) -> None:
 
 
 def test_workers_stopped_for_one_reason_are_one_line(story: Story) -> None:
-    lost = "its host is taken out of the job: worker a[0] killed by SIGKILL"
+    lost = "its host is removed from the job: worker a[0] killed by SIGKILL"
     commands = [StopWorker(WorkerId("a", slot, 0), lost) for slot in range(1, 9)]
     story.chronicle.workers_stopped([*commands, StopWorker(WorkerId("b", 0, 0), "it is late")])
     assert story.said() == [
@@ -477,7 +477,7 @@ AWAITED = WorkerSuspected(
     WorkerId("a", 1, 0),
     2,
     "awaited",
-    "it has not submitted allreduce 'loss', in which others have waited for 9 s",
+    "it has not submitted allreduce 'loss', for which others have waited 9 s",
     "allreduce 'loss'",
     "Thread 0x01",
     ("train.py:12 in step", "train.py:40 in main"),
@@ -490,14 +490,14 @@ AWAITED = WorkerSuspected(
 SUSPICIONS = {
     "awaited": (
         AWAITED,
-        "worker a[1] (rank 2) may hang: it has not submitted allreduce 'loss', in which others have waited for 9 s "
+        "worker a[1] (rank 2) may hang: it has not submitted allreduce 'loss', for which others have waited 9 s "
         f"(the limit: {LIMIT}); it will be killed if it uses no CPU, does no I/O and does not wake for 60 s (with "
         "--hang-action warn it would only be reported)",
     ),
     "only a warning": (
         replace(AWAITED, ends_s=None, more=31),
-        "worker a[1] (rank 2) (and 31 others like it) may hang: it has not submitted allreduce 'loss', in which "
-        f"others have waited for 9 s (the limit: {LIMIT}); no worker is killed for this (--hang-action warn)",
+        "worker a[1] (rank 2) (and 31 others like it) may hang: it has not submitted allreduce 'loss', for which "
+        f"others have waited 9 s (the limit: {LIMIT}); no worker is killed for this (--hang-action warn)",
     ),
     "stopped": (
         replace(AWAITED, kind="stopped", why="it is stopped by a signal (state T)", rank=None, still_s=1.0, ends_s=9.0),
@@ -506,7 +506,7 @@ SUSPICIONS = {
     ),
     "waits for somebody else": (
         replace(AWAITED, ends_s=None, spared="its main thread waits for a file lock"),
-        "worker a[1] (rank 2) may hang: it has not submitted allreduce 'loss', in which others have waited for 9 s "
+        "worker a[1] (rank 2) may hang: it has not submitted allreduce 'loss', for which others have waited 9 s "
         f"(the limit: {LIMIT}); it is not killed for this: its main thread waits for a file lock",
     ),
     "traced": (
@@ -524,8 +524,8 @@ SUSPICIONS = {
         "since it is unclear which of them is at fault",
     ),
     "idle": (
-        replace(AWAITED, kind="idle", why="it has neither computed, read nor written anything for 9 s", ends_s=None),
-        "worker a[1] (rank 2) may hang: it has neither computed, read nor written anything for 9 s (the limit: "
+        replace(AWAITED, kind="idle", why="it has used no CPU and done no I/O for 9 s", ends_s=None),
+        "worker a[1] (rank 2) may hang: it has used no CPU and done no I/O for 9 s (the limit: "
         f"{LIMIT}); no worker is killed as long as none waits for it",
     ),
 }
@@ -569,11 +569,11 @@ def test_a_process_whose_death_was_foretold_is_told_of_once(story: Story) -> Non
 
 
 def test_of_workers_that_are_lost_with_their_host_only_the_host_is_told(story: Story) -> None:
-    story.chronicle.host_lost("a", "it was not heard for 5.0 s")
+    story.chronicle.host_lost("a", "it did not respond for 5.0 s")
     for slot in (0, 1):
         process: Any = Process(WorkerId("a", slot, 0), str(slot), [])
         story.chronicle.worker_exited(process.worker, process, ExitStatus(-9, "lost with its host"), expected=False)
-    assert story.said() == ["elasticrun: warning: host a is lost: it was not heard for 5.0 s"]
+    assert story.said() == ["elasticrun: warning: host a is lost: it did not respond for 5.0 s"]
     assert [event["returncode"] for event in story.events("worker_exited")] == [-9, -9]
 
 

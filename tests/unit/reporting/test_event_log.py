@@ -127,7 +127,7 @@ def test_a_disk_that_fills_within_a_line(tmp_path: Path) -> None:
 
 def test_a_pipe_that_nobody_reads_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "e")
-    with pytest.raises(SettingsError, match=r"cannot write the event log .*: nobody reads that pipe"):
+    with pytest.raises(SettingsError, match=r"cannot write the event log .*: no process reads that pipe"):
         EventLog(tmp_path / "e")
 
 

@@ -559,7 +559,7 @@ class Nowhere:
 
 def test_workers_that_are_lost_with_their_host_are_one_entry(clock: Clock) -> None:
     story = Story(clock)
-    story.hear(HostLost("a", "it was not heard for 5.0 s"))
+    story.hear(HostLost("a", "it did not respond for 5.0 s"))
     for slot in range(8):
         worker = WorkerId("a", slot, 0)
         story.hear(ProcessEnded(worker, 7, str(slot), -9, "lost with its host", expected=False, foretold=True))

@@ -70,7 +70,7 @@ def a_job() -> Log:
     log.round(3, "a[0]#0", "b[0]#1", cause="host b added")
     log.resumed(3, 1.0)
     log.phase("ended", 30.0)
-    log.add("job_ended", 1.0, exit_code=0, message="all workers of round 3 ended with code 0")
+    log.add("job_ended", 1.0, exit_code=0, message="all workers of round 3 exited with code 0")
     return log
 
 
@@ -116,14 +116,14 @@ def test_a_host_that_is_lost_is_one_mark_however_many_workers_it_had() -> None:
     log.phase("forming")
     for worker in ("a[0]#0", "b[0]#0", "b[1]#0"):
         log.add("worker_started", worker=worker, pid=1)
-    log.add("host_lost", 9.0, host="b", reason="it was not heard for 5.0 s")
+    log.add("host_lost", 9.0, host="b", reason="it did not respond for 5.0 s")
     for worker in ("b[0]#0", "b[1]#0"):
         log.add("worker_exited", worker=worker, pid=1, returncode=-9, expected=False)
     log.add("worker_exited", 1.0, worker="a[0]#0", pid=1, returncode=-9, expected=False)
     story = read(log)
     assert [life.how for life in story.lives] == ["killed by signal 9", "lost with its host", "lost with its host"]
     assert [mark.text for mark in story.marks] == [
-        "host b is lost: it was not heard for 5.0 s",
+        "host b is lost: it did not respond for 5.0 s",
         "worker a[0]: killed by signal 9",
     ]
 

@@ -109,7 +109,7 @@ def formed(least: int, most: int, *nodes: str, grow_now: bool = False) -> Histor
 def test_a_last_call_after_enough_have_come() -> None:
     history = History(2, 4)
     history.join("a")
-    assert history.told("a", joins=True).why == "waiting for nodes: 1 of at least 2 are there (a)"
+    assert history.told("a", joins=True).why == "waiting for nodes: 1 of at least 2 have joined (a)"
     assert next_deadline(history.job) is None
     history.join("b")
     assert (history.number, next_deadline(history.job)) == (0, 1.0)
@@ -134,7 +134,7 @@ def test_who_comes_together_stands_in_natural_order() -> None:
 def test_a_failure_restarts_all_and_ranks_stay() -> None:
     history = formed(2, 4, "b", "c", "d")
     history.join("c")
-    assert history.told("b") == NodeReply(Standing.RESTART, "node c starts its workers again", history.job.version)
+    assert history.told("b") == NodeReply(Standing.RESTART, "node c is restarting its workers", history.job.version)
     assert explain(history.job) == "waiting for 2 nodes to stop their workers (b, d)"
     history.join("a")  # a newcomer, at the restart
     history.restart("d", "b")
@@ -201,7 +201,7 @@ def test_too_few_survivors_wait() -> None:
     history = formed(2, 2, "a", "b")
     history.lose("a")
     history.restart("b")
-    assert history.told("b", joins=True).why == "waiting for nodes: 1 of at least 2 are there (b)"
+    assert history.told("b", joins=True).why == "waiting for nodes: 1 of at least 2 have joined (b)"
     history.after(100.0)
     assert history.number == 1
     history.join("c")
@@ -305,7 +305,7 @@ def test_a_service_that_was_started_again_learns_what_there_is() -> None:
     assert new.number == 0
     new.happens(NodeClaimed(new.member("a"), new.terms, old.job.formed))
     assert new.ranks == ["a", "b", "c"]
-    assert new.told("c").why == "node b starts its workers again"
+    assert new.told("c").why == "node b is restarting its workers"
     new.after(3.0)
     new.restart("a", "c")
     assert (new.number, new.ranks) == (3, ["a", "b", "c"])

@@ -171,7 +171,7 @@ def test_folders_that_others_can_write_to_are_said(tmp_path: Path) -> None:
     for folder in folders:
         folder.chmod(0o1777)
     assert preflight(settings) == [
-        f"the folder {folders[0]} (--durable-dir): all users can write to it; anyone who can write to it can change "
+        f"the folder {folders[0]} (--durable-dir): it is writable by all users; anyone who can write to it can change "
         "the commits that the job resumes from"
     ]
     for folder in folders:

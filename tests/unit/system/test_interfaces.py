@@ -77,7 +77,9 @@ def test_words_that_fit_nothing_name_host_words_and_what_it_has(words: list[str]
 
 
 def test_a_host_that_nobody_could_reach() -> None:
-    with pytest.raises(SettingsError, match=r"worker-3 that other hosts could reach: it has lo 127\.0\.0\.1, lo ::1"):
+    with pytest.raises(
+        SettingsError, match=r"worker-3 that other hosts can reach; its addresses: lo 127\.0\.0\.1, lo ::1"
+    ):
         choose(route="127.0.0.1", addresses=LO)
     with pytest.raises(SettingsError, match="it has none at all"):
         choose(route="", addresses=["rubbish", ""])

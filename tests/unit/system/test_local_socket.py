@@ -118,7 +118,7 @@ def test_the_first_place_that_can_hold_sockets(place: Path) -> None:
     bad = [place / "missing", place / "file", place / "open", place / "open/below"]
     with pytest.raises(SettingsError, match=r"cannot make a folder for sockets: .*missing: No such file") as caught:
         SocketFolder.new(bad)
-    assert str(caught.value).endswith("; set TMPDIR to a folder that can hold it")
+    assert str(caught.value).endswith("; set TMPDIR to a usable folder")
     assert str(caught.value).count(f"all users can rename what is in {place}/open (chmod +t)") == 2
     assert list((place / "open/below").iterdir()) == []
     folder = SocketFolder.new([*bad, place])
@@ -345,7 +345,7 @@ def test_another_folder_in_its_place_is_not_believed(place: Path) -> None:
         link, plain = place / "link", place / "plain"
         link.symlink_to(folder.path)
         plain.touch()
-        for path, why in ((link, "is a symbolic link"), (plain, "is no folder")):
+        for path, why in ((link, "is a symbolic link"), (plain, "is not a folder")):
             with pytest.raises(OtherUserError, match=why):
                 connect(path / "s", PATIENCE_S)
             with pytest.raises(OtherUserError, match=why):
@@ -399,7 +399,7 @@ def test_another_user_who_listens_in_a_folder_of_ours_is_not_believed(place: Pat
     source = f"import os, socket, sys; os.setuid({NOBODY}); socket.socket(fileno=int(sys.argv[1])).listen()"
     number = listening.fileno()
     subprocess.run([sys.executable, "-S", "-c", source, str(number)], pass_fds=[number], check=True, timeout=150)
-    with pytest.raises(OtherUserError, match=f"a process of user {NOBODY} listens at"):
+    with pytest.raises(OtherUserError, match=f"the process that listens at .* belongs to user {NOBODY}"):
         connect(folder.path / "s", PATIENCE_S)
     listening.close()
     folder.close()
@@ -425,8 +425,8 @@ def test_a_container_with_files_of_its_own_has_no_such_path(place: Path) -> None
     by = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", 'mount -t tmpfs none /tmp && "$0" "$@"')
     with folder.listen("s"):
         assert python(_CONNECTS, folder.path / "s", by=by) == (
-            f"FileNotFoundError there is no {folder.path}: the process that made it has ended, or this is a "
-            "container where it is not mounted"
+            f"FileNotFoundError {folder.path} does not exist: the process that created it has ended, or it "
+            "is not mounted in this container"
         )
     folder.close()
 

@@ -95,7 +95,7 @@ def test_refusals_by_the_kernels_version(release: str, is_there: bool, monkeypat
 
 def test_a_short_tcp_info_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mechanisms, "_TCP_INFO_BYTES", 1 << 20)
-    assert re.fullmatch(r"it has \d+ bytes; 1048576 are needed", named()["TCP_INFO"])
+    assert re.fullmatch(r"it has \d+ bytes; 1048576 are required", named()["TCP_INFO"])
 
 
 def test_doctor_reports_what_matters_and_check_build_all(monkeypatch: pytest.MonkeyPatch) -> None:

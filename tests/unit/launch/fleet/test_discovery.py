@@ -173,7 +173,7 @@ def test_a_host_that_joins_is_told_of_while_the_source_fails() -> None:
         joined.link.lose("a test")
         await rest()
         assert core.heard[-1] == (A,)
-        assert not core.discovery.down(), "who has joined, and is not up any more, has left"
+        assert not core.discovery.down(), "who has joined, and is no longer up, has left"
         await asyncio.sleep(1.1)
         assert core.heard[-1] == "no answer"
 

@@ -709,10 +709,10 @@ def test_a_silent_host_is_given_up_and_heard_when_it_begins_anew() -> None:
         assert fleet.listener.lost == []
         agent.vanishes()
         await asyncio.sleep(HOST_TIMEOUT_S + 0.1)
-        fleet.fleet.give_up("a", "it was not heard for 5.0 s")
-        assert fleet.listener.lost == [("a", "it was not heard for 5.0 s")]
+        fleet.fleet.give_up("a", "it did not respond for 5.0 s")
+        assert fleet.listener.lost == [("a", "it did not respond for 5.0 s")]
         assert not fleet.fleet.is_up("a")
-        assert fleet.story.told[-1] == ("lost", A, "it was not heard for 5.0 s")
+        assert fleet.story.told[-1] == ("lost", A, "it did not respond for 5.0 s")
         assert fleet.fleet.known(agent.link.agent) is None
         await rest()
         assert (fleet.remote.hosts(), fleet.listener.heard) == (["a", "a"], [])
