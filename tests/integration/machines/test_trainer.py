@@ -156,8 +156,8 @@ def test_a_jobset_whose_pods_join(tmp_path: Path) -> None:
         wait_for_hosts(2, second.name, third.name)
         check_agreement(steps.all())
         assert (
-            f"host {first.name} is leaving at the next commit: its agent received SIGTERM; its machine goes away in 60 s"
-            in (driver.err)
+            f"host {first.name} is leaving at the next commit: its agent received SIGTERM; its machine goes away in "
+            "60 s" in (driver.err)
         )
         driver.signal(signal.SIGTERM)
         assert driver.wait() == 128 + signal.SIGTERM

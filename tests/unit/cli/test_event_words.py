@@ -99,7 +99,7 @@ WORDS: list[tuple[Event, str]] = [
         DrainRequested("a", 1, "a notice", within_s=30.0),
         "slot 1 of host a is to be drained, 30 s left: a notice",
     ),
-    (DrainRequested("a", None, "elasticrun drain", undo=True), "host a can be used again: elasticrun drain"),
+    (DrainRequested("a", None, "elasticrun drain", undo=True), "host a may be used again: elasticrun drain"),
     (StopRequested(15, "SIGTERM"), "the job has been asked to end: SIGTERM"),
     (DriverFailed("KeyError: 1"), "internal error of the driver: KeyError: 1"),
     (TimerExpired(), "a time limit or a pause has expired"),

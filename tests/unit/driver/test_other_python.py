@@ -59,7 +59,7 @@ def test_one_without_the_package_is_named_with_what_to_do(folder: Path, monkeypa
         f"the workers run a different Python than elasticrun: 'python' is {program} (Python 3.9.2), which has no "
         "elastic_driver: "
     )
-    assert said.endswith(f"write {sys.executable} instead")
+    assert said.endswith(f"use {sys.executable} instead")
     assert "\n" not in said
     command = ("python", "train.py")
     settings = Settings(command=command, num_proc=1, min_num_proc=1, hosts=(Host("localhost", 1),))

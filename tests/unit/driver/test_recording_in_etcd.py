@@ -327,8 +327,8 @@ def test_one_that_stands_by_begins_no_job(place: Place, monkeypatch: pytest.Monk
             there.give_up()
         journal.give_up()
     what = {
-        "another": f"{place.place} is that of job 0200 by now",
-        "another that has ended": f"{place.place} is that of job 0100 by now",
+        "another": f"{place.place} is now the journal of job 0200",
+        "another that has ended": f"{place.place} is now the journal of job 0100",
     }.get(how, f"nothing is left of it at {place.place}. If it has not ended, run the same command to start it again")
     for each in later:
         why = each.refuses_with()

@@ -188,12 +188,14 @@ def test_how_versions_refuse(etcd: FakeEtcd, client: EtcdClient, body: bytes, wh
     [
         (
             Refusal(403, 7, "etcdserver: permission denied"),
-            "etcd rejected the request: etcdserver: permission denied: the client needs a role with permission to read and write "
+            "etcd rejected the request: etcdserver: permission denied: the client needs a role with permission "
+            "to read and write "
             "all keys under /jobs/a/",
         ),
         (
             Refusal(429, 8, "etcdserver: mvcc: database space exceeded"),
-            "etcd rejected the request: etcdserver: mvcc: database space exceeded: free space (etcdctl compact, etcdctl defrag, "
+            "etcd rejected the request: etcdserver: mvcc: database space exceeded: free space (etcdctl compact, "
+            "etcdctl defrag, "
             "etcdctl alarm disarm), or raise --quota-backend-bytes",
         ),
         (
@@ -265,5 +267,5 @@ def test_a_wrong_user(etcd: FakeEtcd) -> None:
     with EtcdClient(wrong) as client, pytest.raises(EtcdRefusedError, match=known) as caught:
         client.get("/k")
     assert "wr0ng" not in str(caught.value)
-    with EtcdClient(etcd.place()) as client, pytest.raises(EtcdRefusedError, match=r"give a user .* in ETCDCTL_USER"):
+    with EtcdClient(etcd.place()) as client, pytest.raises(EtcdRefusedError, match=r"set an etcd user in ETCDCTL_USER"):
         client.get("/k")

@@ -81,7 +81,7 @@ def test_what_is_no_server(server: str) -> None:
 
 
 def test_a_password_is_not_in_a_url() -> None:
-    with pytest.raises(SettingsError, match=r"ETCDCTL_USER$") as caught:
+    with pytest.raises(SettingsError, match=r"set ETCDCTL_USER instead$") as caught:
         EtcdPlace.parse("etcd://me:secret@a:1/jobs", {})
     assert "secret" not in str(caught.value)
 

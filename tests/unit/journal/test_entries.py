@@ -116,7 +116,7 @@ def test_a_body_that_swells_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_version_is_refused_by_name_before_the_rest_is_read(other: dict[str, int], why: str) -> None:
     written = json.loads(encode([dataclasses.replace(TOOK, **other)])[1:])  # type: ignore[arg-type]
     written[0]["a new field"] = 1
-    with pytest.raises(CodecError, match=rf"elastic_driver 1\.2\.3 has written it, .*{why}"):
+    with pytest.raises(CodecError, match=rf"elastic_driver 1\.2\.3 wrote it, .*{why}"):
         decode(b"\x00" + json.dumps(written).encode())
 
 

@@ -168,7 +168,7 @@ def test_files_that_are_not_its_users_alone_are_refused(
 
 def test_a_file_system_over_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "file_system", lambda path: 0x6969)
-    with pytest.raises(JournalError, match=r"over a network \(NFS\)"):
+    with pytest.raises(JournalError, match=r"on a network file system \(NFS\)"):
         take(tmp_path / "journal")
 
 

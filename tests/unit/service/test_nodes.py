@@ -153,7 +153,7 @@ def test_newcomers_wait_for_the_next_restart() -> None:
 def test_or_enter_at_once() -> None:
     history = formed(1, 2, "a", grow_now=True)
     history.join("b")
-    assert history.told("a").why == "node b joins"
+    assert history.told("a").why == "node b is joining"
     history.restart("a")
     assert history.ranks == ["a", "b"]
     history.join("c")
@@ -227,7 +227,7 @@ def test_one_that_was_gone_on_without_is_told_so() -> None:
 def test_a_leaving_node_closes_nothing() -> None:
     history = formed(1, 2, "a", "b")
     history.leave("a")
-    assert history.told("b").why == "node a has left"
+    assert history.told("b").why == "node a left"
     history.restart("b")
     assert history.ranks == ["b"]
     history.join("c")

@@ -213,7 +213,7 @@ def test_a_full_backlog_is_waited_for(place: Path) -> None:
     with folder.listen("s") as listening:
         listening.listen(0)  # one waits
         with connect(folder.path / "s", PATIENCE_S):
-            with pytest.raises(TimeoutError, match="too busy to take a connection"):
+            with pytest.raises(TimeoutError, match="too busy to accept a connection"):
                 connect(folder.path / "s", 0.1)
             made: list[socket.socket] = []
             waiting = threading.Thread(target=lambda: made.append(connect(folder.path / "s", PATIENCE_S)))

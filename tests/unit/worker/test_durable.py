@@ -497,7 +497,7 @@ def test_a_folder_has_one_job(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     lock = FolderLock.take(folder, "one")
-    with pytest.raises(SettingsError, match="another job uses"):
+    with pytest.raises(SettingsError, match="another job is using it"):
         FolderLock.take(folder, "two")
     lock.release()
     FolderLock.take(folder, "two").release()
@@ -516,14 +516,14 @@ def test_a_folder_has_one_job(tmp_path: Path) -> None:
 def test_a_driver_that_has_lost_its_job_does_not_keep_the_next_from_the_folder(tmp_path: Path) -> None:
     """Where something else says which of them has the job; one of another job does."""
     stopped = FolderLock.take(tmp_path, "one")
-    with pytest.raises(SettingsError, match="another job uses"):
+    with pytest.raises(SettingsError, match="another job is using it"):
         FolderLock.take(tmp_path, "one")
     FolderLock.take(tmp_path, "one", shares=True).release()
-    with pytest.raises(SettingsError, match="another job uses"):
+    with pytest.raises(SettingsError, match="another job is using it"):
         FolderLock.take(tmp_path, "two", shares=True)
     stopped.release()
     held = FolderLock.take(tmp_path, "one", shares=True)
-    with pytest.raises(SettingsError, match="another job uses"):
+    with pytest.raises(SettingsError, match="another job is using it"):
         FolderLock.take(tmp_path, "one")
     held.release()
 
@@ -538,7 +538,7 @@ def test_the_folder_is_locked_as_soon_as_a_driver_that_has_lost_the_job_is_dead(
     assert thread is not None
     stopped.release()
     thread.join()
-    with pytest.raises(SettingsError, match="another job uses"):
+    with pytest.raises(SettingsError, match="another job is using it"):
         FolderLock.take(tmp_path, "two")
     held.release()
     # Another job was faster, and is over.
