@@ -75,7 +75,7 @@ def test_drain_and_undo_from_the_command_line(tmp_path: Path) -> None:
         assert drain("127.0.0.1").stdout.startswith("host 127.0.0.1 is already drained (job ")
         assert drain("--undo", "localhost").stdout.startswith("host localhost was not drained (job ")
         at = time.time()
-        assert drain("--undo", "127.0.0.1").stdout.startswith("host 127.0.0.1 may be used again (job ")
+        assert drain("--undo", "127.0.0.1").stdout.startswith("host 127.0.0.1 can be used again (job ")
         job.wait_for_steps(2, after=at)
         no_step_is_repeated(job)
         files = list((runtime / "elasticrun").glob("*.json"))

@@ -717,7 +717,7 @@ def test_where_no_agent_comes_back_another_job_begins(tmp_path: Path, runtime: P
             assert job.wait() == 70
             assert "and no new job is started because the journal could not be closed" in job.said()
             return
-        job.wait_for("another job", lambda: "this is a new job\n" in job.said())
+        job.wait_for("another job", lambda: "starting a new job\n" in job.said())
         lines = job.wait_for_steps(2, after=max(line["time"] for line in job.steps()))
         assert not before & {line["pid"] for line in lines}
         assert "none of its agents has reconnected" in job.said()
@@ -792,7 +792,7 @@ def test_no_other_job_begins_where_one_is_to_be_ended_whose_agent_does_not_come_
             _, said = end.communicate(timeout=150)
         assert end.returncode == 0, said
         assert "none of its agents has reconnected (exit code 143)" in said
-        assert "this is a new job" not in said
+        assert "starting a new job" not in said
         assert len(job.events("job_started")) == 1
     found = read_job(tmp_path / "kept")
     assert isinstance(found, Closed)

@@ -97,7 +97,7 @@ class ShownJob:
     async def _end(self) -> str:
         self.done.append(("end", ""))
         await self.is_on_disk.wait()
-        return "it ends now"
+        return "the job is ending"
 
     async def _stacks(self) -> str:
         return "all ranks: train.py:12 step()"

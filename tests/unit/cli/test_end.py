@@ -62,7 +62,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def ask(target: Target, question: object) -> EndReply:
         names.append(target.name)
-        return EndReply("it ends now")
+        return EndReply("the job is ending")
 
     monkeypatch.setattr(module, "ask", ask)
     return names

@@ -95,8 +95,8 @@ def test_all_places_drained_names_who_and_how_to_undo_it() -> None:
     job = Job(num_proc=2, min_num_proc=1, elastic_timeout_s=60.0)
     job.train("a:1", "b:2")
     job.feed(DrainRequested("a", None, "by elasticrun drain"))
-    job.feed(DrainRequested("b", 1, "it was sent SIGTERM"))
-    job.feed(DrainRequested("b", 0, "it was sent SIGTERM"))
+    job.feed(DrainRequested("b", 1, "it received SIGTERM"))
+    job.feed(DrainRequested("b", 0, "it received SIGTERM"))
     for worker in ("a[0]", "b[0]", "b[1]"):
         job.ready(worker, commits=3, cause=ReadyCause.HOSTS_UPDATED)
     assert said(job) == (
@@ -110,7 +110,7 @@ def test_every_reason_for_which_a_listed_slot_is_not_used_is_named() -> None:
     job.train("a:2", "b:1", "c:1")
     job.exit("b[0]", -9)
     job.feed(DrainRequested("c", None, "by elasticrun drain"))
-    job.feed(DrainRequested("a", 1, "it was sent SIGTERM"))
+    job.feed(DrainRequested("a", 1, "it received SIGTERM"))
     for worker in ("a[0]", "a[1]", "c[0]"):
         job.ready(worker)
     assert said(job, at=10.0) == (

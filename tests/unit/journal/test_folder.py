@@ -148,7 +148,7 @@ def pipe(path: Path) -> None:
 @pytest.mark.parametrize(
     ("put", "why"),
     [
-        (open_to_others, "other users can open it (chmod 600"),
+        (open_to_others, "other users can open it"),
         (link_to_other, "it is a symbolic link"),
         (hard_link, "it is a hard link"),
         (pipe, "it is not a regular file"),

@@ -278,7 +278,7 @@ def test_actions_are_the_pages_own_and_an_operators(job: ShownJob) -> None:
     assert answered(job, operator, {"do": "drain", "host": "nowhere"}, **token) == "the job has no host nowhere"
     assert job.done == []
     assert answered(job, operator, drain, **token) == "host node000 is drained"
-    assert answered(job, operator, {"do": "end"}, **token) == "it ends now"
+    assert answered(job, operator, {"do": "end"}, **token) == "the job is ending"
     assert job.done == [("drain", "node000"), ("end", "")]
 
 
@@ -298,7 +298,7 @@ def test_an_action_is_answered_when_it_is_done(job: ShownJob) -> None:
                 job.is_on_disk.set()
             while not reader.is_closed:
                 await asyncio.sleep(0)
-            assert reader.data == (b"the driver has ended" if is_over else b"it ends now")
+            assert reader.data == (b"the driver has ended" if is_over else b"the job is ending")
 
     asyncio.run(main())
 
