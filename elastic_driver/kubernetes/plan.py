@@ -258,7 +258,9 @@ class _Planner:
             why = (pod.get("status") or {}).get("reason") or _phase(pod)
             self._actions += [
                 CreateEvent(
-                    "WorkerEnded", f"pod {_name(pod)} ended ({why}) while the job is running: recreating it", warning=True
+                    "WorkerEnded",
+                    f"pod {_name(pod)} ended ({why}) while the job is running: recreating it",
+                    warning=True,
                 ),
                 Delete(pod),
             ]
@@ -339,7 +341,9 @@ class _Planner:
                 # From now on the pod's removal is final, even if the job grows again meanwhile.
                 since = seen.now
                 self._actions.append(Update(pod, {"metadata": {"annotations": {DRAINED_SINCE: _time(seen.now)}}}))
-                self._actions.append(CreateEvent("Draining", f"pod {_name(pod)} is to be deleted: its workers leave first"))
+                self._actions.append(
+                    CreateEvent("Draining", f"pod {_name(pod)} is to be deleted: its workers leave first")
+                )
             left_s = since + job.drain_s - seen.now
             driver = seen.driver
             has_left = (
@@ -348,7 +352,10 @@ class _Planner:
             if has_left and not is_fresh:
                 self._actions.append(Delete(pod))
             elif left_s <= 0 and not is_fresh:
-                text = f"pod {_name(pod)} is deleted: its workers had not left within {job.drain_s} s (drainTimeoutSeconds)"
+                text = (
+                    f"pod {_name(pod)} is deleted: its workers had not left within {job.drain_s} s "
+                    "(drainTimeoutSeconds)"
+                )
                 self._actions += [CreateEvent("DrainTimeout", text, warning=True), Delete(pod)]
             else:
                 if driver is not None and host in driver.hosts and host not in driver.drained:

@@ -133,7 +133,9 @@ def test_agents_may_see_who_drives_and_nothing_else(etcd: Cluster) -> None:
                 client.revoke(made.lock._lease)
         made.append(b"second")
     elsewhere = replace(theirs, prefix="/jobs/b")
-    with pytest.raises(EtcdRefusedError, match=r"user agents needs a role with permission to read the key /jobs/b/driver$"):
+    with pytest.raises(
+        EtcdRefusedError, match=r"user agents needs a role with permission to read the key /jobs/b/driver$"
+    ):
         asyncio.run(DriverLocator(elsewhere).ask())
 
 

@@ -118,7 +118,7 @@ def test_whoever_starts_the_driver_again_is_waited_for(
         first, second = capsys.readouterr().out.splitlines()
     whose = f"its elasticrun (process {parent.pid})"
     assert first == f"job {JOB}: its driver has died, and {whose} starts another driver, which ends the job"
-    assert second == f"job {JOB}: {'it ends now' if stands_by else 'it has ended'}"
+    assert second == f"job {JOB}: {'the job is ending' if stands_by else 'it has ended'}"
     assert asked == [JOB] * stands_by
     for posting in new:
         posting.remove()
