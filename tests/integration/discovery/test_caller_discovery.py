@@ -113,7 +113,7 @@ def test_what_it_raises_is_told_with_its_place() -> None:
     [
         (["localhost"], "raised AttributeError: 'list' object has no attribute 'items'"),
         ({"localhost": "many"}, "raised ValueError: invalid literal"),
-        ({"local host": 2}, "gave no list of hosts: cannot read 'local host:2' as a host"),
+        ({"local host": 2}, "did not return valid hosts: cannot read 'local host:2' as a host"),
         ({"localhost": -1}, "slots must be at least 1, not -1"),
         ({"localhost": 1 << 20}, "slots must be at most 4096"),
         ({f"host-{number:0240}": 1 for number in range(5000)}, "it listed more than 1048576 bytes"),
@@ -135,7 +135,7 @@ def test_one_that_hangs_is_waited_for_and_asked_by_nobody_else_meanwhile() -> No
 
         async def ask() -> tuple[Host, ...]:
             for _ in range(2):
-                with pytest.raises(DiscoveryError, match=r"did not answer within 0.2 s \(discovery_timeout\)"):
+                with pytest.raises(DiscoveryError, match=r"did not return within 0.2 s \(discovery_timeout\)"):
                     await discovery.find_hosts()
             assert finder.calls == 1
             discovery._timeout_s = 150.0

@@ -98,7 +98,7 @@ def test_a_host_without_slots_is_as_good_as_none(tmp_path: Path) -> None:
 
 
 def test_a_script_that_is_killed() -> None:
-    assert "was killed by SIGKILL: it printed nothing" in fails("kill -KILL $$")
+    assert "was killed by SIGKILL: its standard error is empty" in fails("kill -KILL $$")
 
 
 def test_a_shell_command_is_a_script(tmp_path: Path) -> None:
