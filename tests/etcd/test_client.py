@@ -64,7 +64,7 @@ def test_a_database_that_is_full(tmp_path: Path) -> None:
             for number in range(100):
                 client.txn([], [Put(f"/k{number}", bytes(256 << 10))])
 
-        with pytest.raises(EtcdRefusedError, match=r"database space exceeded: free it \(etcdctl compact"):
+        with pytest.raises(EtcdRefusedError, match=r"database space exceeded: free space \(etcdctl compact"):
             fill()
         assert client.get("/k0") is not None
 
@@ -107,7 +107,7 @@ def test_a_user_may_do_what_its_role_says(etcd: Cluster) -> None:
             "permission denied: user jobs needs a role with permission to read and write all keys under /jobs/b/",
         ),
         (replace(place, password="wrong"), "the user jobs (ETCDCTL_USER) is unknown to etcd, or the password is wrong"),
-        (replace(place, user="", password=""), "give a user of etcd's in ETCDCTL_USER"),
+        (replace(place, user="", password=""), "set an etcd user in ETCDCTL_USER"),
     ):
         with pytest.raises(EtcdRefusedError, match=why), writer(asked):
             pass
@@ -277,4 +277,4 @@ def test_certificates_of_clients(tmp_path: Path) -> None:
                 client.get("/k")
             except EtcdUnreachableError as error:
                 refused = str(error)
-        assert not refused or "a client's certificate has to be without such a name" in refused
+        assert not refused or "use a client certificate without a CommonName" in refused

@@ -90,7 +90,7 @@ def test_who_commits_in_time_loses_nothing(tmp_path: Path, runtime: Path) -> Non
             answer = session.post(f"{driver.url}/v1/drain", json=body, timeout=PATIENCE_S)
         told = answer.json()
         assert told["done"]
-        said = "its workers leave at their next commit; those that have not by a second before it goes away"
+        said = "its workers leave at their next commit; workers still there one second before it goes away"
         assert said in told["text"]
         assert "already drained" in drain("127.0.0.1", LONG_S), "a notice that comes twice"
         job.wait_for_steps(1, after=at)  # long before the end

@@ -426,7 +426,7 @@ def test_the_tenth_failure_ends_the_job(tmp_path: Path) -> None:
         assert process.returncode == 70
         assert len(starts(said)) == 11
         last = starts(said)[-2][0]
-        assert warned.endswith(f"the driver (process {last}) has failed, 10 times in a row: ending the job\n")
+        assert warned.endswith(f"the driver (process {last}) failed, 10 times in a row: ending the job\n")
 
 
 def test_nobody_ends_the_job_where_the_last_is_killed(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_a_job_whose_socket_is_not_seen_here_is_told_in_a_sentence(
     for words in (["status"], ["jobs", "--write-token", "/no/such"]):
         assert main(words) == 2
         err = capsys.readouterr().err
-        assert "there is no /tmp/elasticrun-no-such: the process that made it has ended, or this is a container" in err
+        assert "/tmp/elasticrun-no-such does not exist: the process that created it has ended" in err
         assert err.count("\n") == 1
     posting.remove()
 
@@ -285,7 +285,7 @@ def test_which_job_is_meant(run: Callable[[list[str]], int], monkeypatch: pytest
     for job_id, complaint in (
         ("1", r"several jobs are running, name one: 1f \(python train.py\); 1fe \(python train.py\)"),
         ("2", r"no such job: 2; running: 1f "),
-        ("1f", "job 1f: cannot reach the driver at its local socket /no/such/driver.sock: there is no "),
+        ("1f", "job 1f: cannot reach the driver at its local socket /no/such/driver.sock: /no/such"),
         ("1fe", "job 1fe: cannot reach the driver at its local socket "),
     ):
         with pytest.raises(SettingsError, match=complaint):

@@ -190,7 +190,7 @@ def test_a_later_driver_is_in_the_place_of_the_first(tmp_path: Path, runtime: Pa
             assert after.facts.ways == before.facts.ways
             assert after.facts.agents.keys() == before.facts.agents.keys()
             assert after.clock >= before.clock
-            assert "what differs now has no effect: --grace-time, -x" in second.said()
+            assert "changed settings have no effect: --grace-time, -x" in second.said()
             assert "a-new-word" not in second.said()
             # Who is started now has the variables of the job.
             second.set_hosts("localhost:3\n")

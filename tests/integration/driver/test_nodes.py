@@ -189,7 +189,7 @@ def test_a_stranger_at_the_endpoint(tmp_path: Path, answer: bytes) -> None:
                 assert (
                     "it is another program, or another version of elastic_driver; check that the port is the job's"
                     if answer
-                    else "gives up to wait for the driver"
+                    else "stops waiting for the driver"
                 ) in node.err
         finally:
             server.shutdown(socket.SHUT_RDWR)
@@ -206,7 +206,7 @@ def test_an_endpoint_that_nobody_answers_at(tmp_path: Path) -> None:
         nameless = job.start("b", env=env, endpoint="no-such-host.invalid:29400", conf={"join_timeout": "5"})
         assert (node.wait(), nameless.wait()) == (1, 1)
         assert ": nothing listens there (connection refused); waiting for up to" in node.err
-        assert "(connection refused); this node gives up to wait for the driver at " in node.err
+        assert "(connection refused); this node stops waiting for the driver at " in node.err
         assert "the name no-such-host.invalid does not resolve yet" in nameless.err
 
 
@@ -262,7 +262,7 @@ def test_nodes_of_unequal_size_whose_script_fails_at_its_start(tmp_path: Path) -
     assert [node.returncode for node in nodes] == [1, 1], said
     assert "the training failed 2 times in a row, the same error each time" in said[0]
     assert ", within the first 60 s of the training; --max-restarts N would allow retries" in said[0]
-    assert "has --nproc-per-node 2, and the driver's 1: what --nnodes says is counted in workers" in said[0]
+    assert "has --nproc-per-node 2, but the driver has 1: --nnodes is converted to workers" in said[0]
     assert "round 3" not in said[0]
 
 

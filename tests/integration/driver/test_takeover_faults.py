@@ -248,7 +248,7 @@ def test_the_only_agent_is_stopped_when_another_driver_comes(tmp_path: Path) -> 
         drivers.start()
         drivers.job.wait_for("others", lambda: {line["pid"] for line in drivers.job.steps()} - before)
         assert not psutil.pid_exists(agent.pid)
-        assert "it is killed, and its workers end with it" in drivers.said()
+        assert "killing it, and its workers with it" in drivers.said()
         drivers.end_at(drivers.last_step() + 5)
         assert drivers.ended() == 0
         one_after_the_other(drivers, before)

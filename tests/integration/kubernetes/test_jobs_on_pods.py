@@ -123,7 +123,7 @@ def test_pods_that_are_dialled_as_kubectl_does(api: FakeKubernetes, tmp_path: Pa
         api.cordon("node-1")  # both are to go, and none can: the job needs one
         job.wait_for("what the driver says", lambda: "node-1 has the taint" in job.said())
         api.uncordon("node-1")
-        job.wait_for("what the driver says", lambda: "may be used again" in job.said())
+        job.wait_for("what the driver says", lambda: "can be used again" in job.said())
         api.evict("w-0")
         job.wait_for_steps(1, after=at)
         start(api, "w-2")

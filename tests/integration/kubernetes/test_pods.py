@@ -109,7 +109,7 @@ def test_what_says_that_a_host_is_about_to_go(api: FakeKubernetes, tmp_path: Pat
             api.set_ready("b", ready=True)
             await stay()
             api.disrupt("a", reason="PreemptionByScheduler")
-            await goes("a", why="about to be taken away (PreemptionByScheduler)")
+            await goes("a", why="about to be evicted (PreemptionByScheduler)")
             api.evict("a")
             await seen.until(lambda: seen.names == ["b", "c"])
             api.delete("nodes", "node-2")

@@ -73,7 +73,7 @@ def job(folder: Path, least: int = 2, most: int = 3) -> Iterator[Job]:
 
 def drives(*nodes: Node) -> list[str]:
     """Those that say that they drive the job, by now or until they were lost."""
-    return [node.name for node in nodes if "this node drives the job" in node.err or "took over: " in node.err]
+    return [node.name for node in nodes if "this node runs the driver" in node.err or "took over: " in node.err]
 
 
 def pids(world: dict[int, dict[str, Any]]) -> dict[str, int]:

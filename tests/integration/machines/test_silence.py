@@ -105,5 +105,5 @@ def test_a_network_that_is_away_for_most_of_the_host_timeout_is_of_use_as_soon_a
         job.wait_for_steps(2, after=job.mark())
         assert [job.agent(host) for host in (node1, node2)] == agents
         assert not job.events("host_lost"), job.said()
-        assert "has not been heard" not in job.said()
+        assert "has not responded" not in job.said()
         job.end()
