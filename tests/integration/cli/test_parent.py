@@ -188,7 +188,7 @@ def starts(said: str) -> list[list[str]]:
 @pytest.mark.parametrize("where", [(), ("elsewhere",)], ids=["a file", "none here"])
 @pytest.mark.parametrize(
     ("how", "told"),
-    [("kill", "was killed by SIGKILL"), ("fail", "has failed")],
+    [("kill", "was killed by SIGKILL"), ("fail", "failed")],
 )
 def test_who_is_killed_or_fails_is_started_again(tmp_path: Path, how: str, told: str, where: tuple[str, ...]) -> None:
     with again(tmp_path, *where, f"{how}+write", "7") as process:
@@ -199,7 +199,7 @@ def test_who_is_killed_or_fails_is_started_again(tmp_path: Path, how: str, told:
         assert first[1] == second[1] == str(process.pid), "one parent"
         assert first[2:] == ["None", "False"]
         assert second[2:] == ["None", "True"], "nobody inherits the former"
-        assert warned == f"elasticrun: warning: the driver (process {first[0]}) {told}: starting it again\n"
+        assert warned == f"elasticrun: warning: the driver (process {first[0]}) {told}: restarting it\n"
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_a_signal_in_a_pause_ends_it_and_is_for_the_next(tmp_path: Path) -> None
     with again(tmp_path, "kill+write", "kill", "early") as process:
         assert process.stderr is not None
         process.stderr.readline()
-        assert process.stderr.readline().endswith("starting it again in 2 s\n")
+        assert process.stderr.readline().endswith("restarting it in 2 s\n")
         process.send_signal(signal.SIGTERM)
         assert process.wait(150) == 51
 
@@ -288,7 +288,7 @@ def test_a_second_one_counts(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stderr.readline()
-        assert process.stderr.readline().endswith("starting it again in 2 s\n")
+        assert process.stderr.readline().endswith("restarting it in 2 s\n")
         process.send_signal(signal.SIGTERM)
         for _ in range(3):
             process.stdout.readline()
@@ -300,7 +300,7 @@ def test_it_is_for_each_that_comes_after(tmp_path: Path) -> None:
     with again(tmp_path, "kill+write", "kill", "kill", "early") as process:
         assert process.stderr is not None
         process.stderr.readline()
-        assert process.stderr.readline().endswith("starting it again in 2 s\n")
+        assert process.stderr.readline().endswith("restarting it in 2 s\n")
         process.send_signal(signal.SIGTERM)
         assert process.wait(150) == 51
 
@@ -311,9 +311,9 @@ def test_what_is_ignored_ends_no_pause(tmp_path: Path) -> None:
         with again(tmp_path, "kill+write", "kill", "kill", "early") as process:
             assert process.stderr is not None
             process.stderr.readline()
-            assert process.stderr.readline().endswith("starting it again in 2 s\n")
+            assert process.stderr.readline().endswith("restarting it in 2 s\n")
             process.send_signal(signal.SIGHUP)
-            assert process.stderr.readline().endswith("starting it again in 4 s\n"), "nobody has asked for the end"
+            assert process.stderr.readline().endswith("restarting it in 4 s\n"), "nobody has asked for the end"
             process.send_signal(signal.SIGTERM)
             assert process.wait(150) == 51
     finally:
@@ -361,9 +361,9 @@ def test_who_cannot_be_executed_yet_is_started_later(tmp_path: Path) -> None:
     (tmp_path / "journal").touch()
     with again(tmp_path, "absent", "kill", "early") as process:
         assert process.stderr is not None
-        assert process.stderr.readline().endswith("was killed by SIGKILL: starting it again\n")
+        assert process.stderr.readline().endswith("was killed by SIGKILL: restarting it\n")
         assert "cannot restart the driver" in process.stderr.readline()
-        assert process.stderr.readline().endswith("could not be started: starting it again in 2 s\n")
+        assert process.stderr.readline().endswith("could not be started: restarting it in 2 s\n")
         new = tmp_path / "new"
         new.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
         new.chmod(0o755)
@@ -380,8 +380,8 @@ def test_who_ends_before_it_knows_whose_child_it_is_is_started_later(tmp_path: P
     program.chmod(0o755)
     with again(tmp_path, "absent", "kill", "early") as process:
         assert process.stderr is not None
-        assert process.stderr.readline().endswith("was killed by SIGKILL: starting it again\n")
-        assert process.stderr.readline().endswith("could not be started: starting it again in 2 s\n")
+        assert process.stderr.readline().endswith("was killed by SIGKILL: restarting it\n")
+        assert process.stderr.readline().endswith("could not be started: restarting it in 2 s\n")
         new = tmp_path / "new"
         new.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
         new.chmod(0o755)
@@ -398,8 +398,8 @@ def test_a_parent_that_can_have_no_child_tries_again(tmp_path: Path) -> None:
         before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, before[1]))
         os.kill(child, signal.SIGKILL)
-        assert process.stderr.readline().endswith("was killed by SIGKILL: starting it again\n")
-        told = "elasticrun: warning: the driver cannot be started (Too many open files): starting it again in 2 s\n"
+        assert process.stderr.readline().endswith("was killed by SIGKILL: restarting it\n")
+        told = "elasticrun: warning: the driver cannot be started (Too many open files): restarting it in 2 s\n"
         assert process.stderr.readline() == told
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
         process.send_signal(signal.SIGTERM)  # ends the pause
@@ -465,7 +465,7 @@ def test_a_job_goes_on_while_its_driver_is_killed_and_started_again(tmp_path: Pa
         killed = job.driver_pid()
         os.kill(killed, signal.SIGKILL)
         job.wait_for("the next driver", lambda: "took over: no driver for" in job.said())
-        assert f"the driver (process {killed}) was killed by SIGKILL: starting it again\n" in job.said()
+        assert f"the driver (process {killed}) was killed by SIGKILL: restarting it\n" in job.said()
         lines = job.wait_for_steps(2, after=max(line["time"] for line in job.steps()))
         assert {line["pid"] for line in lines} == workers
         assert job.driver_pid() != killed
@@ -483,7 +483,7 @@ def test_a_driver_that_fails_leaves_its_workers_to_the_next(tmp_path: Path, runt
         job.wait_for("the takeover", lambda: "took over: no driver for" in job.said())
         said = job.said()
         assert "ZeroDivisionError: a bug" in said
-        assert said.count("has failed: starting it again\n") == 1
+        assert said.count("failed: restarting it\n") == 1
         assert len({line["pid"] for line in job.steps()}) == 2, "nobody was started again"
         assert [each["event"] for each in job.events()].count("job_ended") == 0
         job.process.send_signal(signal.SIGTERM)
@@ -543,7 +543,7 @@ def test_a_takeover_that_fails_leaves_the_job_to_the_next(tmp_path: Path, runtim
         os.kill(job.driver_pid(), signal.SIGKILL)
         job.wait_for("the third driver", lambda: "took over: no driver for" in job.said())
         said = job.said()
-        assert said.count("has failed: starting it again in 2 s") == 1
+        assert said.count("failed: restarting it in 2 s") == 1
         assert ("ZeroDivisionError: a bug" in said) == (how in ("fails", "begins"))
         assert ("elasticrun: error: cannot take over the job in " in said) == (how == "lacks")
         assert ("ImportError: no part" in said) == (how == "lacks a part")
@@ -583,7 +583,7 @@ def test_so_does_the_first_of_another_elasticrun(tmp_path: Path, runtime: Path, 
         lacking = (*FAULTY, _LACKS_ONCE, str(mark))
         with heard_elasticrun(*again, cwd=tmp_path, elasticrun=lacking) as (second, errors):
             assert errors.readline() == f"elasticrun: error: cannot take over the job in {kept}: no memory is left\n"
-            assert "has failed: starting it again" in errors.readline()
+            assert "failed: restarting it" in errors.readline()
             while not job.events("took_over"):
                 assert second.poll() is None
                 time.sleep(0.02)
@@ -624,7 +624,7 @@ def test_the_last_driver_ends_what_it_can_though_it_cannot_take_over(tmp_path: P
         os.kill(job.driver_pid(), signal.SIGKILL)
         assert job.wait() == 70
         said = job.said()
-        assert "has failed, 2 times in a row: ending the job\n" in said
+        assert "failed, 2 times in a row: ending the job\n" in said
         assert said.count("no port" if how == "refuses" else "ZeroDivisionError: a bug\n") == 2
         assert ": ended on this machine (localhost: 2 workers), without a driver; " in said
         # The agent ends when it has answered that nothing is left.
@@ -646,7 +646,7 @@ def test_a_job_that_fails_before_it_has_begun_is_not_started_again(tmp_path: Pat
     code, said = run_elasticrun(*words, env=dict(os.environ), elasticrun=(*FAULTY, _NEVER_BEGINS))
     assert code == 70
     assert "ZeroDivisionError: a bug" in said
-    assert "starting it again" not in said
+    assert "restarting it" not in said
 
 
 # Waits for a long time before the second start.
@@ -665,7 +665,7 @@ def test_a_job_can_be_ended_in_the_pause_before_a_start(tmp_path: Path, runtime:
             os.kill(job.driver_pid(), signal.SIGKILL)
             if number == 1:
                 job.wait_for("the next driver", lambda: "took over: no driver for" in job.said())
-        job.wait_for("the pause", lambda: "starting it again in 1000 s" in job.said())
+        job.wait_for("the pause", lambda: "restarting it in 1000 s" in job.said())
         ended = subcommand("end", job.events("job_started")[0]["job_id"])
         assert (ended.returncode, ended.stderr) == (0, "")
         assert f"its elasticrun (process {job.process.pid}) starts another driver, which ends the job\n" in ended.stdout
@@ -751,7 +751,7 @@ def test_one_that_stands_by_ends_though_it_was_killed_before_it_took_the_signal(
     with standing_by(tmp_path) as (process, errors):
         [first] = psutil.Process(process.pid).children()
         first.kill()  # it has no handlers: what comes would kill it
-        assert "was killed by SIGKILL: starting it again" in errors.readline()
+        assert "was killed by SIGKILL: restarting it" in errors.readline()
         assert "standing by: job 0123" in errors.readline()
         [driver] = psutil.Process(process.pid).children()
         driver.suspend()
@@ -759,7 +759,7 @@ def test_one_that_stands_by_ends_though_it_was_killed_before_it_took_the_signal(
         driver.kill()
         said = errors.read()
         assert process.wait(150) == 128 + signal.SIGTERM
-        assert said.count("was killed by SIGKILL: starting it again") == 1
+        assert said.count("was killed by SIGKILL: restarting it") == 1
 
 
 # Finds that nothing is left of a job before it takes the signal.
@@ -824,7 +824,7 @@ held.read_job = read_job
 def test_a_driver_that_waits_for_a_dead_ones_lock_can_be_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
     words = (*RUN, "--journal", tmp_path / "kept", "true")
     with heard_elasticrun(*words, cwd=tmp_path, elasticrun=(*FAULTY, _HELD)) as (process, errors):
-        assert "was killed by SIGKILL: starting it again" in errors.readline()
+        assert "was killed by SIGKILL: restarting it" in errors.readline()
         try:
             assert "which is dead: waiting until the kernel releases the lock" in errors.readline()
             process.send_signal(number)
