@@ -404,7 +404,7 @@ def test_a_failure_that_may_pass_is_waited_for_at_the_first_call_too(tmp_path: P
     done = tmp_path / "done"
     command = script(tmp_path, f"test -e {done} || {{ echo no answer >&2; exit 3; }}; echo localhost:2")
     with Job(tmp_path, None, "-np", "2", "--host-discovery-script", command, command=["true"]) as job:
-        job.wait_to_say(f"warning: the host discovery script '{command}' failed with exit code 3: no answer; re")
+        job.wait_to_say(f"warning: the host discovery script '{command}' failed with exit code 3: no answer; trying ")
         done.touch()
         assert job.wait() == 0
         assert "host discovery works again" in job.said()
