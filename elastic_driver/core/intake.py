@@ -209,7 +209,10 @@ def _take_departures(t: Transition, departures: Sequence[Departure]) -> None:
     for departing_host in t.state.departing:
         if departing_host.listed and departing_host.hostname not in said:
             _take_drain(
-                t, DrainRequested(departing_host.hostname, None, f"no longer going away ({departing_host.why})", undo=True)
+                t,
+                DrainRequested(
+                    departing_host.hostname, None, f"no longer going away ({departing_host.why})", undo=True
+                ),
             )
     for departure in departures:
         if t.state.is_listed(departure.hostname):

@@ -290,7 +290,10 @@ def test_a_journal_that_was_moved_is_not_where_agents_look_for_a_driver(tmp_path
     kept.rename(moved)
     if agent is HERE:
         with (
-            pytest.raises(JournalError, match=r"look for a driver in its former journal, .*kept; move the journal back, or end the job"),
+            pytest.raises(
+                JournalError,
+                match=r"look for a driver in its former journal, .*kept; move the journal back, or end the job",
+            ),
             recording(settings_in(moved), "0456", FakeConsole()),
         ):
             pass
