@@ -28,7 +28,12 @@ def _settings(**more: Any) -> Settings:
         ({"endpoint": "a:b"}, {}, {}, "cannot read 'a:b' as the endpoint"),
         ({"endpoint": "node0:29400"}, {}, {}, "nodes that meet at node0:29400 need a shared secret"),
         ({"endpoint": "node0:29400"}, {}, {"ELASTIC_DRIVER_JOIN_TOKEN": "short"}, "it has 5 characters"),
-        ({"endpoint": "node0:29400"}, {}, {"ELASTIC_DRIVER_JOIN_TOKEN_FILE": "/none"}, "cannot read the join token's"),
+        (
+            {"endpoint": "node0:29400"},
+            {},
+            {"ELASTIC_DRIVER_JOIN_TOKEN_FILE": "/none"},
+            "cannot read the join token file /none",
+        ),
         ({"endpoint": "node0", "local_addr": "no-such.invalid"}, {}, TOKEN, "--local-addr no-such.invalid does not"),
     ],
 )

@@ -378,7 +378,7 @@ def test_who_drains_a_host_is_told_what_comes_of_it() -> None:
             "(--elastic-timeout)"
         )
         assert await drain("a") == f"host a is drained: its workers leave at their next commit; {short}"
-        assert await drain("a", undo=True) == "host a may be used again"
+        assert await drain("a", undo=True) == "host a can be used again"
         assert await drain("a", undo=True) == "host a was not drained"
 
     play(test)

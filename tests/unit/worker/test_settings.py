@@ -27,6 +27,7 @@ from elastic_driver.rendezvous.environment import (
     ENV_TASK,
     ENV_WORKER,
 )
+from elastic_driver.rendezvous.token_file import ENV_TOKEN_FILE
 from elastic_driver.settings import mpi_launcher
 from elastic_driver.settings import settings as driver_settings
 from elastic_driver.settings.grace import ENV_GRACE
@@ -180,6 +181,9 @@ def test_the_docs_list_each_variable_with_its_default() -> None:
     expected |= {name: {"-"} for name in (ENV_REPORT, ENV_REPORT_FD)}
     expected |= {ENV_SWITCH: {"on"}}
     expected |= {name: {"the clouds' own"} for name in (ENV_AWS, ENV_GCP, ENV_AZURE)}
+    expected |= {name: {"-"} for name in (ENV_TOKEN_FILE, "ETCDCTL_ENDPOINTS", "ETCDCTL_CACERT")}
+    expected |= {f"ETCDCTL_{name}": {"-"} for name in ("CERT", "KEY", "USER", "PASSWORD")}
+    expected |= {"ELASTIC_DRIVER_AGENTS_ETCDCTL_USER": {"the driver's own"}}
     for field, name in driver_settings.VARIABLES.items():
         expected.setdefault(name, set()).add(shown(by_fields[field]))
     assert documented() == expected
