@@ -32,7 +32,7 @@ from elastic_driver.driver.agents import DriverAddresses
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.dial.ssh import SshDialler
 from elastic_driver.launch.fleet.addresses import Addresses
-from elastic_driver.launch.fleet.admission import Admission
+from elastic_driver.launch.fleet.admission import Admission, WelcomeFacts
 from elastic_driver.launch.fleet.dialling import AgentReach
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.meetings import Meetings
@@ -42,13 +42,13 @@ from elastic_driver.launch.fleet.warming import Warming
 from elastic_driver.launch.fleet.worker import Worker
 from elastic_driver.launch.fleet.workers import WorkerContext, Workers
 from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.server.kept_socket import KeptSocket
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.system.interfaces import host_addresses, listening_addresses
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import OnChange
-from tests.support.fakes.fleet_fakes import job_facts
 from tests.support.network.namespaces import Namespaces
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -135,12 +135,24 @@ async def of_workers(host: str, deaths: int) -> list[float]:
     warming = Warming(fleet, variables=send_all, on_warm=nobody.warmed, on_prepared=nobody.prepared)
     around = WorkerContext(fleet, addresses, meetings, warming, send_all, nobody, StandardInput(None, None), tasks)
     job = JobAddress("", JobKey.new(), "deaths")
-    admission = Admission(tickets, job_facts(job_id="deaths", umask=0o22), fleet)
+    welcome_facts = WelcomeFacts(
+        job_id="deaths",
+        poll_s=0.0,
+        cwd="/",
+        umask=0o22,
+        warm=False,
+        preload=None,
+        prefix_timestamp=False,
+        agent_timeout_s=15.0,
+    )
+    admission = Admission(tickets, welcome_facts, fleet)
     watch = _Watch()
     workers = Workers(around, _Dialect(), command=["sleep", "600"], grace_s=1.0, drain_s=1.0, listener=watch)
     fleet.serve(nobody, workers, meetings, warming)
     server = RendezvousServer((), key_of=tickets.key_of, agents=admission.take_over, certificate=certificate)
-    await ways.begin(server.listeners, await server.start("127.0.0.1", 0))
+    local = KeptSocket(server.listeners, "deaths.sock", say=print)
+    await server.start_local(local.listen())
+    await ways.begin(server.listeners, local.path)
     took: list[float] = []
     try:
         await fleet.want([host])
@@ -159,6 +171,7 @@ async def of_workers(host: str, deaths: int) -> list[float]:
         await fleet.close()
         await tasks.end()
         await server.close()
+        local.close()
     return took
 
 
