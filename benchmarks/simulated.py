@@ -25,6 +25,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from multiprocessing.context import SpawnProcess as Process
 from typing import Any
+from unittest import mock
 
 import uvloop
 
@@ -369,6 +370,16 @@ class SimulatedAgent:
 
     # LinkOwner
 
+    def not_welcomed_yet(self, why: str, left_s: float) -> None:
+        """Do nothing: the link retries."""
+
+    def cannot_ask(self, why: str) -> None:
+        """Do nothing: the link retries."""
+
+    def failed(self, error: BaseException) -> None:
+        """Fail the benchmark: an internal error has occurred."""
+        self.job.lost(f"{error!r}")
+
     def welcomed(self, welcome: Welcome) -> None:
         """It is taken in."""
 
@@ -378,7 +389,7 @@ class SimulatedAgent:
     def alone(self) -> None:
         """There is no driver; workers train."""
 
-    def taken_over(self, untold: Sequence[AgentMessage], alone_s: float) -> None:
+    def taken_over(self, welcome: Welcome, untold: Sequence[AgentMessage], alone_s: float) -> None:
         """Another driver is told all that there is (launch/agent/coming_back.py)."""
         running = WorkerPhase.RUNS
         levels = [
@@ -542,6 +553,8 @@ class Worker:
                     self._ask_round(ReadyCause.HOSTS_UPDATED)
                 case NoticeKind.NONE:
                     self._ask_notice(notice.version)
+                case NoticeKind.JOB_OVER:
+                    pass  # the driver stops this worker next
 
         request = WatchRequest(self.worker, of_round, version, 0, waiting=True)
         with contextlib.suppress(StaleRoundError, RendezvousClosedError):
@@ -620,6 +633,8 @@ class Simulation:
             case ["resumed", round_id]:
                 self._resumed = round_id
                 self._changed.set()
+            case _:
+                raise ValueError(f"unknown message from the driver's process: {words}")
 
     def trains(self, assignment: RoundAssignment) -> None:
         """A worker has said that it trains."""
@@ -687,13 +702,11 @@ def _counting(job: Simulation) -> Iterator[None]:
         job.received_bytes -= 0 if frame.messages else beat_bytes
         taken(channel, frame)
 
-    FrameConnection.data_received = count  # type: ignore[method-assign]
-    Channel.received = take  # type: ignore[method-assign]
-    try:
+    with (
+        mock.patch.object(FrameConnection, "data_received", count),
+        mock.patch.object(Channel, "received", take),
+    ):
         yield
-    finally:
-        FrameConnection.data_received = received  # type: ignore[method-assign]
-        Channel.received = taken  # type: ignore[method-assign]
 
 
 @contextlib.asynccontextmanager

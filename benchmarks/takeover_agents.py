@@ -44,8 +44,9 @@ async def takeovers(agents: int, runs: int, folder: Path, profile_to: str | None
     """One job, whose driver dies again and again."""
     size = agents * SLOTS_PER_HOST
     found = []
-    limits = {"agent_timeout_s": 300.0}  # all agents share one processor here
-    async with simulation(size, journal=JournalPlace(folder / "journal"), profile_to=profile_to, **limits) as job:
+    journal = JournalPlace(folder / "journal")
+    # All agents share one processor here.
+    async with simulation(size, journal=journal, profile_to=profile_to, agent_timeout_s=300.0) as job:
         await job.ready()
         job.go()
         assert await job.until_all_train(1) == size
