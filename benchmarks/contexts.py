@@ -36,6 +36,7 @@ from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, 
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.system.local_socket import SocketFolder, url_of
+from elastic_driver.torch_private.groups import c10d
 from elastic_driver.worker.engine import native_loader
 
 fork = multiprocessing.get_context("fork")
@@ -92,13 +93,13 @@ def native_rank(rank: int, size: int, url: str, pipe: Connection) -> None:
 
 
 def torch_rank(rank: int, size: int, port: int, pipe: Connection) -> None:
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    store = c10d.TCPStore("127.0.0.1", port, is_master=False)
     gloo: Any = dist.ProcessGroupGloo
     while (round_id := pipe.recv()) is not None:
         began = time.monotonic()
         built = []
         for name, members, index in groups_of(rank, size):
-            prefix = dist.PrefixStore(f"{round_id}/{name}/{members[0]}", store)
+            prefix = c10d.PrefixStore(f"{round_id}/{name}/{members[0]}", store)
             built.append(gloo(prefix, index, len(members), timedelta(seconds=LIMIT_S)))
         pipe.send((began, time.monotonic()))
         pipe.recv()
@@ -213,7 +214,7 @@ def main() -> None:
     )
     for size in map(int, options.ranks.split(",")):
         builds, closes = measure(native_rank, size, url, options.runs, begin)
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store = c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         peers, _ = measure(torch_rank, size, store.port, options.runs, begin)
         ratio = statistics.median(peers) / statistics.median(builds)
         print(f"{size:5}  {spread(builds):>26}  {spread(peers):>26}  {ratio:5.1f}x  {spread(closes):>24}", flush=True)

@@ -22,6 +22,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -66,15 +67,13 @@ def rank_main(paths: list[str], turns: int) -> dict[str, float]:
     for name, count in SIZES.items():
         data = torch.ones(count, device=device)
         few = max(5, turns // 4) if count >= 1 << 20 else turns
-        call = lambda data=data, name=name: hvd.allreduce_(data, op=hvd.Max, name=name)  # noqa: E731
-        found[f"{way} {name}"] = timed(call, few, hvd.barrier) * 1e6
+        found[f"{way} {name}"] = timed(partial(hvd.allreduce_, data, op=hvd.Max, name=name), few, hvd.barrier) * 1e6
         if group is not None:
-            call = lambda data=data: dist.all_reduce(data, op=dist.ReduceOp.MAX, group=group)  # noqa: E731
-            found[f"nccl {name}"] = timed(call, few, hvd.barrier) * 1e6
-            call = lambda data=data: dist.all_reduce(data, group=group)  # noqa: E731
-            found[f"nccl sum {name}"] = timed(call, few, hvd.barrier) * 1e6
-        call = lambda data=data, name=name: hvd.allreduce_(data, op=hvd.Sum, name=f"sum {name}")  # noqa: E731
-        found[f"{way} sum {name}"] = timed(call, few, hvd.barrier) * 1e6
+            maximum = partial(dist.all_reduce, data, op=dist.ReduceOp.MAX, group=group)
+            found[f"nccl {name}"] = timed(maximum, few, hvd.barrier) * 1e6
+            found[f"nccl sum {name}"] = timed(partial(dist.all_reduce, data, group=group), few, hvd.barrier) * 1e6
+        total = partial(hvd.allreduce_, data, op=hvd.Sum, name=f"sum {name}")
+        found[f"{way} sum {name}"] = timed(total, few, hvd.barrier) * 1e6
     ours = Model().to(device)
     step = stepper(ours, hvd.DistributedOptimizer(sgd(ours), named_parameters=ours.named_parameters()), "cuda")
     found[f"{way} step"] = timed(step, 5, hvd.barrier) * 1e6
@@ -127,8 +126,8 @@ def main() -> None:
     for name, value in commits(options.turns).items():
         print(f"{name:16} {value:8.1f} ms")
     found: dict[str, float] = {}
-    for lane in ("cuda", "off"):
-        env = {"ELASTIC_DRIVER_DEVICE_LANE": lane} | ({} if enough else {"SHARE_GPU": "1"})
+    for device_lane in ("cuda", "off"):
+        env = {"ELASTIC_DRIVER_DEVICE_LANE": device_lane} | ({} if enough else {"SHARE_GPU": "1"})
         where = {"np": 2} if enough else {"np": 2, "hosts": "localhost:1,127.0.0.1:1"}
         found |= elastic_driver.run(rank_main, args=(sys.path[:2], options.turns), env={**os.environ, **env}, **where)[
             0

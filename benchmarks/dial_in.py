@@ -28,6 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -188,18 +189,11 @@ async def main(runs: int, agents: int) -> None:
     try:
         for way in driver.urls:
             await dial_many(driver, way, SIDE_BY_SIDE)  # what is imported late
-            found = [await used(driver, lambda way=way: dial_many(driver, way, agents)) for _ in range(runs)]  # type: ignore[misc]
+            found = [await used(driver, partial(dial_many, driver, way, agents)) for _ in range(runs)]
             ours, theirs = (statistics.median(each) / agents * 1e3 for each in zip(*found, strict=True))
             print(f"{way:13} a connection   agent {ours:6.3f} ms   driver {theirs:6.3f} ms", flush=True)
             for size, number in SIZES.items():
-                both = [
-                    sum(
-                        await used(
-                            driver, lambda size=size, number=number, way=way: send_many(driver, way, size, number)
-                        )
-                    )  # type: ignore[misc]
-                    for _ in range(runs)
-                ]
+                both = [sum(await used(driver, partial(send_many, driver, way, size, number))) for _ in range(runs)]
                 print(
                     f"{way:13} a frame of {size:6} bytes {statistics.median(both) / number * 1e6:8.1f} us", flush=True
                 )

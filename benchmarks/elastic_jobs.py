@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.support.network.namespaces import Namespaces
+from tests.support.network.namespaces import Namespaces as Namespaces
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -69,7 +69,7 @@ class Job:
             stdin=subprocess.DEVNULL,
         )
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *unused: object) -> None:
@@ -118,7 +118,31 @@ class Job:
         return int(next(line["pid"] for line in reversed(self.steps()) if line["rank"] == rank))
 
 
-class ElasticJob(Job):
+class LoggedJob(Job):
+    """A job whose launcher writes an event log."""
+
+    events_file: Path
+
+    def events(self, *kinds: str, since: float = 0.0) -> list[dict[str, Any]]:
+        """What the event log has of these kinds after this time."""
+        lines = (json.loads(line) for line in self.events_file.read_text().splitlines() if line.endswith("}"))
+        return [line for line in lines if line["event"] in kinds and line["time"] > since]
+
+    def marks(self, mark: str, *, since: float) -> dict[int, float]:
+        """By process, when it has made this mark of elastic_loop.py first after this time, unix seconds."""
+        found: dict[int, float] = {}
+        for text in self.marks_file.read_text().splitlines():
+            line = json.loads(text)
+            if line["mark"] == mark and line["time"] > since:
+                found.setdefault(line["pid"], line["time"])
+        return found
+
+    def found_at(self, since: float) -> float:
+        """When discovery's answer changed first after this time, unix seconds."""
+        return min(float(event["time"]) for event in self.events("hosts_discovered", since=since))
+
+
+class ElasticJob(LoggedJob):
     """elasticrun on the loop of elastic_loop.py, on hosts of ``slots`` slots each.
 
     Args:
@@ -185,24 +209,6 @@ class ElasticJob(Job):
     def launcher(self) -> list[str]:
         """The command line up to the flags."""
         return [sys.executable, "-m", "elastic_driver", "--event-log", str(self.events_file)]
-
-    def events(self, *kinds: str, since: float = 0.0) -> list[dict[str, Any]]:
-        """What the event log has of these kinds after this time."""
-        lines = (json.loads(line) for line in self.events_file.read_text().splitlines() if line.endswith("}"))
-        return [line for line in lines if line["event"] in kinds and line["time"] > since]
-
-    def marks(self, mark: str, *, since: float) -> dict[int, float]:
-        """By process, when it has made this mark of elastic_loop.py first after this time, unix seconds."""
-        found: dict[int, float] = {}
-        for text in self.marks_file.read_text().splitlines():
-            line = json.loads(text)
-            if line["mark"] == mark and line["time"] > since:
-                found.setdefault(line["pid"], line["time"])
-        return found
-
-    def found_at(self, since: float) -> float:
-        """When discovery's answer changed first after this time, unix seconds."""
-        return min(event["time"] for event in self.events("hosts_discovered", since=since))
 
     def set_hosts(self, count: int, *, last: int | None = None) -> None:
         """Lists the first ``count`` hosts, the last of them with ``last`` slots where that is given."""
@@ -283,7 +289,7 @@ class TorchrunNodes(Nodes):
         super().__init__([sys.executable, "-m", "torch.distributed.run"], (flags, []), folder, slots, hosts, env)
 
 
-class ElasticNodes(Nodes):
+class ElasticNodes(Nodes, LoggedJob):
     """elasticrun in torchrun's place."""
 
     def __init__(self, folder: Path, slots: int, hosts: int) -> None:
@@ -292,10 +298,6 @@ class ElasticNodes(Nodes):
         super().__init__(
             [sys.executable, "-m", "elastic_driver"], (["--max-restarts=9"], first), folder, slots, hosts, {}
         )
-
-    events = ElasticJob.events
-    marks = ElasticJob.marks
-    found_at = ElasticJob.found_at
 
 
 class TorchrunJob(Job):
@@ -334,7 +336,7 @@ class TorchrunJob(Job):
 def normal_step(lines: list[dict[str, Any]], pids: set[int], before: float) -> float:
     """The median step of these processes until then, seconds."""
     times = [sorted(line["time"] for line in lines if line["pid"] == pid and line["time"] < before) for pid in pids]
-    every = [b - a for one in times for a, b in itertools.pairwise(one)][-200:]
+    every: list[float] = [b - a for one in times for a, b in itertools.pairwise(one)][-200:]
     return statistics.median(every)
 
 

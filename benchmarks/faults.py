@@ -99,6 +99,8 @@ def jump(scene: Scene) -> None:
     scene.clock.jump(86400.0)
 
 
+_ADDRESSES = itertools.cycle(range(50, 250))
+
 FAULTS: dict[str, Fault] = {
     "worker-killed": Fault(kill_worker, ((0, 1, 2),), limit="death"),
     "agent-killed": Fault(kill_agent, ((0, 1, 2),)),
@@ -117,7 +119,6 @@ FAULTS: dict[str, Fault] = {
     "names-silent": Fault(silence),
     "clock-jumps": Fault(jump, heals=lambda s: s.clock.jump(0.0)),
 }
-_ADDRESSES = itertools.cycle(range(50, 250))
 
 
 def took(scene: Scene, fault: Fault) -> tuple[float, str]:

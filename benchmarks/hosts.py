@@ -108,7 +108,7 @@ def rank_main(rank: int, per_host: int, hosts: list[NamespaceHost], turns: int, 
     for numel in SIZES.values():
         data = np.ones(numel, np.float32)
         tensor, other = torch.from_numpy(data), np.ones(numel, np.float32)
-        out, into = memoryview(data).cast("B"), memoryview(other).cast("B")
+        out, into = data.data.cast("B"), other.data.cast("B")
         spec = TensorSpec(data.ctypes.data, data.nbytes, "float32", data.shape, data.ctypes.data)
         operation = Operation(Kind.ALLREDUCE, (spec,), name=f"gradient.{numel}", reduce_op=ReduceOp.SUM)
         times: dict[str, list[float]] = {name: [] for name in names}

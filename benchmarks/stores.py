@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from elastic_driver.torch import HTTPStore
+from elastic_driver.torch_private.groups import c10d
 from tests.support.processes.rendezvous_process import RendezvousProcess
 
 VALUE = b"v" * 170  # what gloo puts there for two ranks
@@ -75,8 +75,8 @@ class Tcp:
         self.process = psutil.Process(self._server.pid)
 
     def store(self, scope: str) -> Any:
-        inner = dist.TCPStore("127.0.0.1", self._port, is_master=False, wait_for_workers=False, timeout=LIMIT)
-        return dist.PrefixStore(scope, inner)
+        inner = c10d.TCPStore("127.0.0.1", self._port, is_master=False, wait_for_workers=False, timeout=LIMIT)
+        return c10d.PrefixStore(scope, inner)
 
     def close(self) -> None:
         self._server.communicate()

@@ -91,7 +91,10 @@ class JournaledJob(ElasticJob):
 
     def driver(self) -> int:
         """The process that has the job, as its lock says."""
-        return pid_in((self.journal / LOCK).read_text().splitlines()[1])
+        name = (self.journal / LOCK).read_text().splitlines()[1]
+        pid = pid_in(name)
+        assert pid is not None, name
+        return pid
 
     def kill_driver(self) -> float:
         """Kills it, and whoever would start it again, and starts the same command anew. Returns when, unix seconds."""
