@@ -57,7 +57,7 @@ def serve_ours(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
 
     async def main() -> None:
         keys = KeyRoutes()
-        server = RendezvousServer(keys.routes, key_of=KEY.of)
+        server = RendezvousServer(keys.routes, key_of=KEY.of, admits=lambda identity: True)
         server.connections.make_local_room(PARKED)
         folder = SocketFolder.new()
         await server.start_local(folder.listen("rendezvous.sock"))
