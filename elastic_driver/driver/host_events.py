@@ -102,14 +102,17 @@ class HostEvents:
         """Warn once that the machine of this process goes away."""
         if not self._told_own_end:
             self._told_own_end = True
-            folder = self._settings.durable_dir
+            settings = self._settings
             after = "its progress will be lost (--durable-dir would keep it)"
-            if folder is not None:
-                after = f"if started again, it resumes from the last commit in {folder}"
+            if settings.durable_dir is not None:
+                after = f"if started again, it resumes from the last commit in {settings.durable_dir}"
             elif not self._stepper.state.policy.on_change.has_commits:
                 after = "if started again, it resumes from its script's checkpoint"
-            left = in_seconds(within_s)
-            text = f"the driver's own machine goes away in {left} ({why}): the job ends with it, on all hosts"
+            ends = "the job ends with it, on all hosts"
+            if settings.has_journal:
+                limit = in_seconds(settings.driver_timeout_s)
+                ends = f"workers on other hosts continue for up to {limit}: start a driver there with --journal"
+            text = f"the driver's own machine goes away in {in_seconds(within_s)} ({why}): {ends}"
             self._chronicle.warning(f"{text}; {after}")
 
     def no_host_can_be_used(self, reasons: str) -> None:

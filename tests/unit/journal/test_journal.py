@@ -172,6 +172,22 @@ def test_a_fact_is_on_disk_with_the_next_record_or_at_once_where_there_is_none(
     play(tmp_path, test)
 
 
+def test_the_write_before_a_facts_own_does_not_count_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(world: World) -> None:
+        await world.write()
+        seen: list[list[list[str]]] = []
+        with held(monkeypatch, "append"):
+            writing = asyncio.ensure_future(world.write(world.step()))
+            await asyncio.sleep(0)
+            world.journal.keep(LeaverKept("a", 1.0))
+            world.journal.when_kept(lambda: seen.append(records(world)))
+        await writing
+        await kept(world)
+        assert seen == [[["Stepped"], ["Kept"]]]
+
+    play(tmp_path, test)
+
+
 def test_facts_outlast_a_compaction_and_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(world: World) -> None:
         await world.write()
