@@ -45,7 +45,7 @@ def test_the_end_of_its_machine_is_said_once_with_what_becomes_of_the_job(
 ) -> None:
     warnings: list[str] = []
     events = HostEvents(
-        Settings(command=("python",), num_proc=1, min_num_proc=1, **given),
+        Settings(command=("python",), num_proc=1, min_num_proc=1, accept_agents=True, **given),
         cast(Stepper, SimpleNamespace(state=new_state(Policy(num_proc=1, min_num_proc=1), 0.0))),
         chronicle=cast(Chronicle, SimpleNamespace(warning=warnings.append)),
         on_error=failed,
