@@ -73,7 +73,7 @@ class _Settings:
             more.setdefault("type", read_by(read))
         default = _DEFAULTS[name]
         shown = f"{default:g}" if isinstance(default, int | float) else str(default)
-        self._group.add_argument(*(flags or (FLAGS[name],)), dest=name, help=help.replace("{default}", shown), **more)
+        self._group.add_argument(*(flags or (FLAGS[name],)), dest=name, help=help.replace("{default}", shown), **more)  # noqa: RUF027
 
 
 def _flag(group: argparse._ArgumentGroup, name: str, text: str, *, off: tuple[str, str] | None = None) -> None:

@@ -132,7 +132,7 @@ def _end_if_hosts_never_suffice(t: Transition) -> bool:
         ExitCode.USER_CODE_FAILED,
         f"{described(state.first_failure)}; cannot continue: {hosts} blacklisted permanently, and the list of hosts "
         f"is fixed, which leaves {slots} of {policy.min_num_proc} slots ({policy.least_flag}). To continue with "
-        "those, set {policy.least_flag} {slots}; to retry failed hosts, set --blacklist-cooldown-range LOW HIGH",
+        f"those, set {policy.least_flag} {slots}; to retry failed hosts, set --blacklist-cooldown-range LOW HIGH",
     )
     return True
 

@@ -329,7 +329,7 @@ def test_a_pod_that_is_deleted(tmp_path: Path, runtime: Path, has_hook: bool) ->
         if has_hook:
             words = ("leave", "--host", "node-x", "--within", str(LONG_S))
             hook = subprocess.Popen([sys.executable, "-m", "elastic_driver", *words], stdout=subprocess.DEVNULL)
-            spots.job.wait_for("the hook", lambda: "host node-x leaves" in spots.job.said())
+            spots.job.wait_for("the hook", lambda: "host node-x is leaving" in spots.job.said())
             with contextlib.suppress(psutil.NoSuchProcess):  # it has left by then, as it should
                 agent.send_signal(signal.SIGTERM)
             assert hook.wait(PATIENCE_S) == 0

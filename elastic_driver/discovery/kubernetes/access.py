@@ -80,7 +80,7 @@ class Access:
                 where = f"{named} ({_ENV_KUBECONFIG})" if named else _DEFAULT_KUBECONFIG
                 raise DiscoveryError(
                     f"cannot reach Kubernetes: kubeconfig {where} does not exist, and this process does not run in a "
-                    "pod ({_ENV_HOST} is not set)"
+                    f"pod ({_ENV_HOST} is not set)"
                 )
         except DiscoveryError:
             raise

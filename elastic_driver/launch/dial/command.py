@@ -120,7 +120,7 @@ class CommandDialler:
             agent, given = with_bootstrap(agent, bootstrap), b""
         line = quoted(agent)
         command = [_filled(word, host, line) for word in self._template]
-        if not any("{command}" in word for word in self._template):
+        if not any("{command}" in word for word in self._template):  # noqa: RUF027
             command += agent
         explain = partial(failure, os.path.basename(command[0]), host, hidden=bootstrap.to_word())
         return await start_child(command, given, explain)

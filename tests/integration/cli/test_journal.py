@@ -180,7 +180,7 @@ def test_a_disk_that_is_full_holds_up_what_happens_and_no_end(tmp_path: Path, ru
     ) as job:  # fmt: skip
         job.wait_for_steps(2)
         kept.parent.rename(tmp_path / "elsewhere")
-        job.wait_for("its socket", lambda: "driver.sock from now on" in job.said())
+        job.wait_for("its socket", lambda: "it is now" in job.said())
         # What happens now waits; training goes on.
         with subprocess.Popen([sys.executable, "-m", "elastic_driver", "drain", "localhost"]) as draining:
             job.wait_for("the warning", lambda: "cannot write the journal" in job.said())
@@ -243,7 +243,7 @@ def test_a_node_of_torchruns_has_one_in_etcd_or_none(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.touch(0o600)
     ran = elasticrun(*words, "--journal", "etcd://localhost:1/job", "--journal-key", str(key), "true")
-    assert (ran.returncode, "nodes that meet at etcd need a secret" in ran.stderr) == (2, True)
+    assert (ran.returncode, "nodes that meet at etcd need a shared secret" in ran.stderr) == (2, True)
 
 
 def test_flags_that_need_a_journal_are_refused_without() -> None:

@@ -286,5 +286,8 @@ def test_a_log_folder_that_cannot_be(tmp_path: Path) -> None:
 def test_a_script_that_fails_at_its_start_ends_a_job_of_one_node(tmp_path: Path) -> None:
     with start(tmp_path, "--standalone", "--nproc-per-node", "2", script(tmp_path, "raise SystemExit(3)\n")) as job:
         assert job.wait() == 1, job.said()
-        assert "exited with code 3, within the first 60 s of the training; --max-restarts N would try" in job.said()
+        assert (
+            "exited with code 3, within the first 60 s of the training; --max-restarts N would allow retries"
+            in job.said()
+        )
     assert len(job.events("worker_started")) <= 2, "it was started again"

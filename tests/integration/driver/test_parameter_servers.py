@@ -347,7 +347,7 @@ def test_a_server_is_killed_before_it_answers_and_another_claims_what_is_not_its
         client = RendezvousClient(environ["ELASTIC_DRIVER_RENDEZVOUS"], credential, patience_s=150)
         try:
             other = WorkerId.parse(job.environ(job.pid(f"{A}[1]"))["ELASTIC_DRIVER_WORKER"])
-            with pytest.raises(RendezvousError, match="is not responsible for"):
+            with pytest.raises(RendezvousError, match="may not act for"):
                 client.serving(ServingReport(other, 1))
             with pytest.raises(RendezvousError, match="serves at"):  # its host has the same address
                 client.serving(ServingReport(me, int(address.rpartition(":")[2])))
@@ -440,7 +440,7 @@ def test_without_tensorflow_it_is_said_what_is_missing(tmp_path: Path) -> None:
     with ChiefJob(tmp_path, f"{A}:2\n", "-np", "1", more=more) as job:
         assert job.wait() == 1
         last = job.said().splitlines()[-1]
-        assert "cannot go on: " in last
+        assert "cannot continue: " in last
         assert "has no TensorFlow" in last
 
 

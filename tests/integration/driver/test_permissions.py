@@ -30,13 +30,13 @@ pytestmark = pytest.mark.integration
 
 A = Host("a", 1)
 ASKED_AT_THE_DRIVER = {
-    ("GET", "stacks"): "an operator may",
-    ("GET", "status"): "an operator or a reader or a worker may",
-    ("POST", "drain"): "an operator may",
-    ("POST", "end"): "an operator may",
-    ("POST", "page"): "an operator may",
-    ("POST", "servers"): "a chief may",
-    ("POST", "token/operator"): "an operator may",
+    ("GET", "stacks"): "only an operator may",
+    ("GET", "status"): "only an operator or a reader or a worker may",
+    ("POST", "drain"): "only an operator may",
+    ("POST", "end"): "only an operator may",
+    ("POST", "page"): "only an operator may",
+    ("POST", "servers"): "only a chief may",
+    ("POST", "token/operator"): "only an operator may",
 }
 WORKERS_ASK = {"call", "leave", "publish", "serving", "status", "store"}
 

@@ -243,7 +243,7 @@ def test_what_is_anothers_is_left_alone_and_told(world: World) -> None:
         events = lambda: [e for e in world.cluster.list("events", NAMESPACE) if e["reason"] == "Refused"]  # noqa: E731
         world.wait(events, "event")
         [event, *_] = events()
-        assert f"making ConfigMap {NAME}-config" in event["message"]
+        assert f"cannot create ConfigMap {NAME}-config" in event["message"]
     found = world.cluster.get("configmaps", f"{NAME}-config", NAMESPACE)
     assert found is not None
     assert found["data"] == {"a": "b"}
@@ -256,7 +256,7 @@ def test_a_secret_of_that_name_which_is_anothers_is_told_too(world: World) -> No
         world.cluster.create(job())
         texts = lambda: [e["message"] for e in world.cluster.list("events", NAMESPACE) if e["reason"] == "Refused"]  # noqa: E731
         world.wait(texts, "event")
-        assert f"making Secret {NAME}-tokens" in texts()[0]
+        assert f"cannot create Secret {NAME}-tokens" in texts()[0]
     assert not world.pods(), "it would join nobody knows whom"
 
 

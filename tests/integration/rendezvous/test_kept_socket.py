@@ -129,7 +129,7 @@ def test_where_its_path_cannot_be_had_it_is_elsewhere(place: Path) -> None:
             assert await one.answers()
             assert one.said == [
                 f"{lost} was removed (does a cleanup job run there?), and it cannot be re-created: {lost.parent} is "
-                f"no folder; it is now {one.socket.path}"
+                f"not a folder; it is now {one.socket.path}"
             ]
             for _ in range(2):
                 one.socket.path.unlink()
@@ -171,7 +171,7 @@ def test_one_that_may_not_move_is_lost_as_long_as_its_path_cannot_be_had() -> No
             assert one.socket.path == where
             assert one.said == [
                 f"{where} was removed (does a cleanup job run there?), and it cannot be re-created: {where.parent} is "
-                "no folder; nobody finds it"
+                "not a folder; nobody finds it"
             ]
             where.parent.unlink()
             await one.socket.look()

@@ -129,7 +129,7 @@ def test_a_loss_is_told_to_one_whose_heartbeat_was_on_its_way_when_it_was_placed
     one._beats.say_node = say_late  # type: ignore[method-assign]
     together(one, other)
     other._leave(Outcome.FAILED)
-    rendezvous.until("has failed")
+    rendezvous.until("vm failed")
     lost.set()
     until(one.num_nodes_waiting)
     one.shutdown()

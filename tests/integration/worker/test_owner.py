@@ -80,7 +80,7 @@ def test_it_says_once_that_it_waits_and_once_that_it_goes_on(
     said = capsys.readouterr().err.splitlines()
     assert said == [
         "elastic_driver: the driver has not answered for 75 s, but its process is alive (running); waiting for it",
-        "elastic_driver: the driver answers again after 75 s; going on",
+        "elastic_driver: the driver answers again after 75 s; continuing",
     ]
     now += 1
     assert owner.is_waited_for(now)

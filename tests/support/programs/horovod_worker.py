@@ -80,7 +80,7 @@ class Worker:
         try:
             if self.resets and "HOROVOD_ELASTIC" in os.environ:
                 self._take_place(self._ask_place())
-            elif self.options.init_hook:
+            elif self.options.asks_first:
                 self._ask_as_the_hook_does()
             self._meet()
         except InitError as error:
