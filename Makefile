@@ -4,12 +4,12 @@ export PYTHON
 .PHONY: help setup demo test check docs docs-serve wheel clean
 
 help:
-	@echo "make demo    set everything up and watch a training go on while workers come, go and are killed"
+	@echo "make demo    set everything up and watch a job train while workers are added, removed and killed"
 	@echo "make test    set everything up and run all checks and tests that guard a landing"
 	@echo "make setup   set everything up: system packages (as root), .venv, native extension"
 	@echo "make check   the checks and tests for a commit, without the set-up; scripts/check --release runs everything"
 	@echo "make docs    the documentation site in build/site (scripts/install-docs first); make docs-serve serves it here"
-	@echo "make wheel   wheels in dist/ that bring Gloo along, for glibc 2.28: for Python 3.11, and for 3.12 and later"
+	@echo "make wheel   wheels in dist/ that contain Gloo, for glibc 2.28: for Python 3.11, and for 3.12 and later"
 	@echo "make clean   remove everything that was built, the virtual environment too"
 
 setup:

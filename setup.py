@@ -6,7 +6,7 @@ Gloo carries the collectives then. Variables of the environment:
 
 - ELASTIC_DRIVER_REQUIRE_NATIVE=1 makes its absence an error.
 - ELASTIC_DRIVER_WERROR=1 makes warnings of our own sources errors. This project's own builds set it (scripts/setup,
-  scripts/build-wheel). Elsewhere a compiler that nobody here has seen yet may warn, and the extension is built.
+  scripts/build-wheel). Elsewhere an untested compiler may warn, and the extension is built.
 - ELASTIC_DRIVER_CXXFLAGS adds flags.
 - ELASTIC_DRIVER_URL is where this version's sources are to be read, for the metadata and for the README's links to
   other files, which have to be whole addresses in an index. scripts/release sets it.

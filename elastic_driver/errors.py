@@ -14,7 +14,7 @@ _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, 
 _OF_NETWORK = {
     errno.ECONNREFUSED: "nothing listens there (connection refused)",
     errno.ECONNRESET: "the other end has ended the connection (connection reset)",
-    errno.EPIPE: "nobody reads it any more (broken pipe)",
+    errno.EPIPE: "its reader has closed it (broken pipe)",
     errno.ETIMEDOUT: "no answer (connection timed out)",
     errno.EHOSTUNREACH: "no answer from that address (no route to host)",
     errno.EHOSTDOWN: "no answer from that address (host is down)",

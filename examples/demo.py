@@ -130,7 +130,7 @@ class Job:
                     fail(f"{what}: the training was over before; give it more time with --step-sleep")
                 fail(f"{what}: the job ended with exit code {code}\n" + "\n".join(self.output[-20:]))
             if time.monotonic() > end:
-                fail(f"{what}: did not come in {PATIENCE_S:.0f} s\n" + "\n".join(self.output[-20:]))
+                fail(f"{what}: did not happen within {PATIENCE_S:.0f} s\n" + "\n".join(self.output[-20:]))
             time.sleep(0.05)
 
     def wait_until_trains(self, size: int, since: float, *, steps: int = 10) -> None:
@@ -247,7 +247,7 @@ def disturb(job: Job, folder: Path) -> list[Change]:
         tell()
         tell(f"look at it live: {link}")
     tell()
-    tell("add host 127.0.0.1 to the hosts file; the job goes on while two more workers start there")
+    tell("add host 127.0.0.1 to the hosts file; the job continues while two more workers start there")
     change("host 127.0.0.1 added", lambda: write_hosts(folder, first, second), 4)
     tell()
     tell("take host 127.0.0.1 out of the hosts file again")

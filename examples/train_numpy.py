@@ -98,7 +98,7 @@ def main() -> None:
 
     @hvd.elastic.run
     def train(state: hvd.elastic.ObjectState) -> None:
-        # After each change of membership this runs again from here, and goes on from what the state says.
+        # After each change of membership this runs again from here, and resumes from the state.
         while state.epoch < options.epochs:
             rate = 0.15 * (1 + math.cos(math.pi * state.epoch / options.epochs))
             order = np.random.default_rng([options.seed, state.epoch]).permutation(digits.TRAIN_SAMPLES)

@@ -12,7 +12,7 @@ elasticrun the same script is each task of a cluster in turn, as TF_CONFIG says:
 
 The variables are on the parameter servers, and each worker has its own iterator and its own table of words. Both are
 made on workers that come later, too. After each epoch the coordinator writes a checkpoint to its own disk; a run that
-finds one goes on from there.
+finds one resumes from it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def train(resolver: Any, epochs: int, folder: Path) -> float:
     manager = tf.train.CheckpointManager(checkpoint, str(folder), max_to_keep=2)
     if manager.latest_checkpoint:
         checkpoint.restore(manager.latest_checkpoint, ON_CHIEF).assert_existing_objects_matched()
-        print(f"goes on after epoch {int(epoch.numpy())}", flush=True)
+        print(f"resuming after epoch {int(epoch.numpy())}", flush=True)
 
     def accuracy() -> float:
         scores = model(16.0 * data.test_images, training=False)

@@ -110,7 +110,7 @@ def main() -> None:
 
     @hvd.elastic.run
     def train(state: hvd.elastic.TorchState) -> None:
-        # After each change of membership this runs again from here, and goes on from what the state says.
+        # After each change of membership this runs again from here, and resumes from the state.
         batch = math.ceil(digits.GLOBAL_BATCH / hvd.size())
         loader = DataLoader(train_set, batch_size=batch, sampler=sampler, num_workers=options.loader_workers)
         state.exactly_once = state.exactly_once and digits.GLOBAL_BATCH % hvd.size() == 0

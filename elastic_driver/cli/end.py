@@ -35,7 +35,7 @@ def parser_of_end() -> Parser:
         "Returns at once, except for a job whose driver has died.",
     )
     parser.add_argument("job", metavar="JOB", nargs="?", help="job id or its first characters: see elasticrun jobs")
-    parser.add_argument("-y", "--yes", action="store_true", help="ask nothing")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
     add_driver_flags(parser)
     return parser
 

@@ -497,7 +497,7 @@ def _output_flags(parser: Parser) -> None:
     )
     for name, value, text in (
         ("--log-with-timestamp", True, "timestamps in log lines of Horovod's own library"),
-        ("--log-without-timestamp", False, "no timestamps in them"),
+        ("--log-without-timestamp", False, "no timestamps in log lines of Horovod's own library"),
         ("--no-log-hide-timestamp", True, "deprecated: --log-with-timestamp"),
         ("--log-hide-timestamp", False, "deprecated: --log-without-timestamp"),
     ):
@@ -541,8 +541,18 @@ def _tuning_flags(parser: Parser) -> None:
         help="maximum size in MB of tensors fused into one operation",
     )
     add("--timeline-filename", metavar="FILE", help="write a Chrome trace of the collectives to this file")
-    _flag(group, "--timeline-mark-cycles", "mark cycles in the timeline", off=("--no-timeline-mark-cycles", "without"))
-    _flag(group, "--stall-check", "warn about stalled collectives (default)", off=("--no-stall-check", "do not"))
+    _flag(
+        group,
+        "--timeline-mark-cycles",
+        "mark cycles in the timeline",
+        off=("--no-timeline-mark-cycles", "do not mark cycles in the timeline"),
+    )
+    _flag(
+        group,
+        "--stall-check",
+        "warn about stalled collectives (default)",
+        off=("--no-stall-check", "do not warn about stalled collectives"),
+    )
     add("--stall-check-warning-time-seconds", type=_integer, metavar="S", help="seconds before the warning")
     add(
         "--stall-check-shutdown-time-seconds", type=_integer, metavar="S", help="seconds before the job fails; 0: never"
@@ -554,8 +564,15 @@ def _tuning_flags(parser: Parser) -> None:
     add("--cycle-time-ms", type=_number, metavar="MS", help="milliseconds between checks for tensors to send")
     add("--cache-capacity", type=_integer, metavar="N", help="number of tensors whose negotiation is cached")
     for name in ("hierarchical-allreduce", "hierarchical-allgather", "torus-allreduce"):
-        _flag(group, f"--{name}", f"use {name.replace('-', ' ')}", off=(f"--no-{name}", "do not"))
-    _flag(group, "--autotune", "let the library tune itself", off=("--no-autotune", "do not"))
+        _flag(
+            group,
+            f"--{name}",
+            f"use {name.replace('-', ' ')}",
+            off=(f"--no-{name}", f"do not use {name.replace('-', ' ')}"),
+        )
+    _flag(
+        group, "--autotune", "let the library tune itself", off=("--no-autotune", "do not let the library tune itself")
+    )
     add("--autotune-log-file", metavar="FILE", help="write a log of the tuning to this file")
     add("--autotune-warmup-samples", type=_integer, metavar="N", help="number of initial samples to discard")
     add("--autotune-steps-per-sample", type=_integer, metavar="N", help="steps per sample")

@@ -81,7 +81,7 @@ WorkerDying  a worker that is failing by itself              none               
 HostLost     a worker whose host is lost                     none                           nothing: it has ended
 ===========  ==============================================  =============================  ============================
 
-The end of a LEAVING worker is no news. Any other end is a success or a failure, and each kind of job defines which.
+The end of a LEAVING worker is ignored. Any other end is a success or a failure, and each kind of job defines which.
 The ``Fault`` of a failure decides whether it is a setback: for a killed worker it is in its ``Kill``, for all others
 :func:`~elastic_driver.core.setbacks.fault_of` determines it.
 

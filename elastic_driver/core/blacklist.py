@@ -42,7 +42,7 @@ class Blacklist:
     """The failed hosts.
 
     Attributes:
-        cooldown_range_s: shortest and longest time a host stays out; None keeps it out for ever (Horovod's default).
+        cooldown_range_s: shortest and longest time a host stays out; None keeps it out forever (Horovod's default).
         entries: one for each host that has failed, in order of last failure; of unlisted hosts that are no longer out
             only the latest, and without a range none, as their failures do not count then.
     """

@@ -55,7 +55,7 @@ def why_needed(state: State, hostname: str, slot: int | None) -> str:
     return ""
 
 
-def what_was_done(before: State, after: State, hostname: str, *, undo: bool) -> str:
+def describe_drain(before: State, after: State, hostname: str, *, undo: bool) -> str:
     """Describe the effect of a drain, or of its undoing, to the user who asked for it.
 
     Args:
@@ -76,7 +76,7 @@ def what_was_done(before: State, after: State, hostname: str, *, undo: bool) -> 
         leave = _of_servers(after, hostname)
     elif living and goes:
         leave += "; workers still there one second before it goes away are killed"
-    return f"host {hostname} is {already}drained{leave}{what_is_short(after)}"
+    return f"host {hostname} is {already}drained{leave}{describe_shortage(after)}"
 
 
 def _of_servers(state: State, hostname: str) -> str:
@@ -91,7 +91,7 @@ def _of_servers(state: State, hostname: str) -> str:
     return f"{text}; {stay[0].server_name} {'moves when the chief has exited' if moves else 'stays'}"
 
 
-def what_is_short(state: State) -> str:
+def describe_shortage(state: State) -> str:
     """Describe that the remaining slots do not suffice, and the consequence; "" if they do."""
     slots, policy = usable_slots(state), state.policy
     if slots >= policy.min_num_proc:

@@ -58,7 +58,7 @@ class DiscoveryFailed:
 
 @dataclass(frozen=True, slots=True)
 class HostsUnusable:
-    """No host is usable until somebody fixes something there; ``reasons`` says what."""
+    """No host is usable until a user fixes a problem there; ``reasons`` says which."""
 
     reasons: str
 
@@ -245,7 +245,7 @@ class ChiefExited:
 
 @dataclass(frozen=True, slots=True)
 class HostLost:
-    """A host is lost, and its workers with it: nothing has seen how they ended.
+    """A host is lost, and its workers with it: how they ended is unknown.
 
     Attributes:
         hostname: the host.
@@ -285,7 +285,7 @@ class HostSilent:
 
 @dataclass(frozen=True, slots=True)
 class HostHeard:
-    """A silent host is heard again, or starts anew."""
+    """A silent host responds again, or its agent starts over."""
 
     hostname: str
 
@@ -312,7 +312,7 @@ class WorkerNotStarted:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """Somebody wants workers to leave at their next commit, without blaming them.
+    """A request that workers leave at their next commit, without blame.
 
     Attributes:
         hostname: the host to drain.
@@ -351,7 +351,7 @@ class DriverFailed:
 
 @dataclass(frozen=True, slots=True)
 class TimerExpired:
-    """The time that next_deadline gave has come."""
+    """The time returned by next_deadline has been reached."""
 
 
 Event = (

@@ -39,7 +39,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
         return
     workers = tuple(record.worker for record in members)
     if not state.round_id:
-        tell_of_strangers(t)
+        warn_of_absent_hosts(t)
     placed = assign_ranks(
         workers,
         host_order=state.discovery.order,
@@ -104,7 +104,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
             t.dismiss(record, why_no_place(t.state, record.worker.hostname, record.worker.slot))
 
 
-def tell_of_strangers(t: Transition) -> None:
+def warn_of_absent_hosts(t: Transition) -> None:
     """Warn of hosts to be protected that are absent from the first round: they may come, or their names are typos."""
     known = {host.name for host in t.state.discovery.order}
     absent = [name for name in t.state.policy.protect if name not in known]

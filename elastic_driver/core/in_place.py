@@ -45,7 +45,7 @@ from elastic_driver.core.placement import (
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.setbacks import Failure, described
 from elastic_driver.core.silence import give_up_silent
-from elastic_driver.core.staffing import fill_places, kill_late_workers, stop_misplaced, tell_of_unused
+from elastic_driver.core.staffing import fill_places, kill_late_workers, report_unused_slots, stop_misplaced
 from elastic_driver.core.state import (
     DISMISSED_GRACE_S,
     JobPhase,
@@ -339,7 +339,7 @@ def _set_planned_notice(t: Transition) -> None:
         t.notify(NoticeKind.NONE, "")
 
 
-def _tell_of_standbys(t: Transition) -> None:
+def _report_missing_standbys(t: Transition) -> None:
     """Report that there is no room for all standbys; again only if there is less room than ever before."""
     if not t.state.policy.num_standby or t.state.phase is not JobPhase.RUNNING or finishing(t.state):
         return
@@ -354,8 +354,8 @@ DECIDERS: tuple[Callable[[Transition], None], ...] = (
     _place_workers,
     _close_or_tell,
     check_deadlines,
-    _tell_of_standbys,
-    tell_of_unused,
+    _report_missing_standbys,
+    report_unused_slots,
     give_up_silent,
 )
 """The decisions after each event, in this order."""

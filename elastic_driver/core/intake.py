@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from elastic_driver.core.assignment import order_hosts
 from elastic_driver.core.chief import take_answer, take_chief_exit
-from elastic_driver.core.draining import what_is_short
+from elastic_driver.core.draining import describe_shortage
 from elastic_driver.core.events import (
     ChiefExited,
     DiscoveryFailed,
@@ -251,7 +251,7 @@ def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -
         what_then = "until another slot is free for it" if t.state.policy.restart_chief else "as long as it can"
         t.report(f"{used[0].server_name} stays {what_then}: no other process has its variables", warning=True)
     # A user who drains a host gets the answer directly; the sender of a signal, and a machine that goes away, do not.
-    short = what_is_short(t.state)
+    short = describe_shortage(t.state)
     staying = [record for record in inside if record.phase is not WorkerPhase.LEAVING]
     if short and is_sooner:
         # Restarted workers have to checkpoint: any progress after that would be lost with the machine.

@@ -32,13 +32,13 @@ from elastic_driver.core.endings import (
 )
 from elastic_driver.core.events import Fault, PublishRound, StartWorker
 from elastic_driver.core.failures import Crash, fail_in_round, is_needed, leave_round
-from elastic_driver.core.formation import cause_of, tell_of_strangers
+from elastic_driver.core.formation import cause_of, warn_of_absent_hosts
 from elastic_driver.core.past import forget_round
 from elastic_driver.core.placement import Places, first_root, launch_places, usable_slots
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.setbacks import described
 from elastic_driver.core.silence import give_up_silent
-from elastic_driver.core.staffing import kill_late_workers, name_workers, stop_late_starts, tell_of_unused
+from elastic_driver.core.staffing import kill_late_workers, name_workers, report_unused_slots, stop_late_starts
 from elastic_driver.core.state import (
     JobPhase,
     Launch,
@@ -179,7 +179,7 @@ def _launch(t: Transition, places: Places) -> None:
     state = t.state
     fresh = name_workers(t, places)
     if not state.round_id:
-        tell_of_strangers(t)
+        warn_of_absent_hosts(t)
     placed = assign_ranks(tuple(fresh), host_order=state.discovery.order, root=first_root(state, fresh))
     members = tuple(member.worker for member in placed)
     # A round whose processes could not all be started has never begun.
@@ -300,7 +300,7 @@ DECIDERS: tuple[Callable[[Transition], None], ...] = (
     _begin_or_end_round,
     _launch_next,
     check_deadlines,
-    tell_of_unused,
+    report_unused_slots,
     give_up_silent,
 )
 """The decisions after each event, in this order."""

@@ -26,9 +26,9 @@ from elastic_driver.core.silence import give_up_silent
 from elastic_driver.core.staffing import (
     fill_places,
     kill_late_workers,
+    report_unused_slots,
     stop_late_starts,
     stop_misplaced,
-    tell_of_unused,
 )
 from elastic_driver.core.state import (
     JobPhase,
@@ -169,7 +169,7 @@ DECIDERS: tuple[Callable[[Transition], None], ...] = (
     _place_workers,
     _end_or_wait_for_slots,
     check_deadlines,
-    tell_of_unused,
+    report_unused_slots,
     give_up_silent,
 )
 """The decisions after each event, in this order."""

@@ -135,7 +135,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class RoundSoFar:
-    """The outcome of the current round so far, for the judgement at its end. The next round keeps nothing of it.
+    """The outcome of the current round so far, for the judgment at its end. The next round keeps nothing of it.
 
     Attributes:
         moved: whether it has progressed further than ever.

@@ -209,7 +209,7 @@ def name_workers(
     return fresh
 
 
-def tell_of_unused(t: Transition) -> None:
+def report_unused_slots(t: Transition) -> None:
     """Report which slots a multiple leaves over, whenever that changes."""
     if t.state.policy.multiple == 1 or t.state.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
         return

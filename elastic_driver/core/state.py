@@ -68,7 +68,7 @@ class Policy:
             long from announcing its exit to its end.
         drain_timeout_s: how long a worker whose place is drained may go on training.
         reset_limit: unplanned resets allowed; None for no bound.
-        reset_window_s: how long a reset counts towards that limit; None for ever.
+        reset_window_s: how long a reset counts towards that limit; None for no limit.
         cooldown_range_s: as in :class:`elastic_driver.core.blacklist.Blacklist`.
         durable: whether commits are on disk, so that the job outlives all workers that have its state in memory.
         num_standby: booted workers to keep in addition, in slots that no member needs.
@@ -173,17 +173,17 @@ class WorkerPhase(StrEnum):
     BOOTING = "booting"  # started, has not asked for a round yet
     READY = "ready"  # it has asked for the next round; of restarted workers, its process runs
     MEMBER = "member"  # in the current round; of workers without rounds, its process runs
-    LEAVING = "leaving"  # dismissed or being stopped: its end is no news
+    LEAVING = "leaving"  # dismissed or being stopped: its end is ignored
 
 
 class Leaving(StrEnum):
     """Why a worker is going to end, other than by itself. The table in the head of the core lists the actions."""
 
-    DISMISSED = "dismissed"  # told that there is no place for it: it ends by itself
-    STOPPED = "stopped"  # told to end as usual
-    CHECKPOINTS = "checkpoints"  # told to end, with time for a checkpoint
-    BROKEN = "broken"  # told to end at once, as its peers are lost
-    DYING = "dying"  # about to fail, as was seen, though nobody had told it to end
+    DISMISSED = "dismissed"  # notified that it has no place: it ends by itself
+    STOPPED = "stopped"  # ordered to end as usual
+    CHECKPOINTS = "checkpoints"  # ordered to end, with time for a checkpoint
+    BROKEN = "broken"  # ordered to end at once, as its peers are lost
+    DYING = "dying"  # about to fail, without an order to end
 
 
 # By the ending in StopWorker.

@@ -76,7 +76,7 @@ def _can_do_without(state: State, going: Sequence[str], cuts: Cuts) -> bool:
 def _leave_out(t: Transition, going: Sequence[str], pairs: Sequence[Accusation], cuts: Cuts) -> None:
     left_out, gone = {cut_host.hostname: cut_host for cut_host in cuts.hosts}, frozenset(going)
     for name in going[:_MOST_TOLD]:
-        said = _told(name, pairs)
+        said = _described(name, pairs)
         t.report(f"host {name} is left out for {left_out[name].pause_s:g} s: {said}", warning=True)
         pairs = [pair for pair in pairs if name not in (pair.accuser.hostname, pair.accused.first.hostname)]
     if len(going) > _MOST_TOLD:
@@ -92,7 +92,7 @@ def _leave_out(t: Transition, going: Sequence[str], pairs: Sequence[Accusation],
 
 def _try_again(t: Transition, going: Sequence[str], pairs: Sequence[Accusation]) -> None:
     policy, cuts = t.state.policy, t.state.cuts
-    said = _told(going[0], pairs)
+    said = _described(going[0], pairs)
     without = f"host {going[0]}" if len(going) == 1 else f"{len(going)} hosts"
     least = f"{policy.least_flag} {policy.min_num_proc}"
     few = f"{said}; without {without} the job has too few workers ({least}), or no copy of the training's state"
@@ -105,7 +105,7 @@ def _try_again(t: Transition, going: Sequence[str], pairs: Sequence[Accusation])
     t.report(f"{few}; retrying with all of them in {cuts.until - t.now:g} s", warning=True)
 
 
-def _told(hostname: str, pairs: Sequence[Accusation]) -> str:
+def _described(hostname: str, pairs: Sequence[Accusation]) -> str:
     """Describe who cannot reach whom, both ends: the accusers of this host, or else the workers that it accuses."""
     against = [pair for pair in pairs if pair.accused.first.hostname == hostname]
     pairs = against or [pair for pair in pairs if pair.accuser.hostname == hostname]

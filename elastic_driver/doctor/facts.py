@@ -62,8 +62,7 @@ class HostFacts(Body):
         package: version of elastic_driver.
         python, torch, numpy: versions; "" if not installed.
         torch_error, native_error: why PyTorch, or the native extension, is installed but unusable; "" if it is usable,
-            or
-            was not tried yet.
+            or was not tried yet.
         kernel, machine, libc: as reported by ``uname`` and the C library.
         cuda: the version for which PyTorch was built; "" for none.
         gpus: their names; gpu_driver: the version of their driver.

@@ -1,6 +1,6 @@
 """Judges a checkup: which facts would stop a job, which would slow it, and how to fix each.
 
-Owns the judgement and its thresholds. Pure: facts and events in, findings out, those that stop a job first.
+Owns the judgment and its thresholds. Pure: facts and events in, findings out, those that stop a job first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEAST_SHM = 512 << 20
 _LEAST_FILES = 1024
 # Threads count as processes, and a PyTorch worker has dozens.
 _LEAST_PROCESSES = 1024
-_LEAST_DISC, _LEAST_MEMORY = 1 << 30, 1 << 30
+_LEAST_DISK, _LEAST_MEMORY = 1 << 30, 1 << 30
 _SLOW = "if it is only slow, give it more time with --timeout S"
 
 
@@ -171,7 +171,7 @@ def _of_host(host: str, facts: HostFacts) -> Iterator[Finding]:
             yield Finding(Level.STOPS, (host,), f"{name}: {disk.error}", "mount it, or name another folder")
         elif not disk.writable:
             yield Finding(Level.STOPS, (host,), f"{name} cannot be written to", "chmod it, or name another folder")
-        elif disk.free_bytes < _LEAST_DISC:
+        elif disk.free_bytes < _LEAST_DISK:
             yield warns(f"{name} has {_gigabytes(disk.free_bytes)} left", "free space there, or name another folder")
     if facts.memory_bytes and facts.available_bytes < _LEAST_MEMORY:
         yield warns(f"only {_gigabytes(facts.available_bytes)} of memory are free", "check what else runs there")

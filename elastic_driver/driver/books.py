@@ -58,7 +58,7 @@ class Books:
         journal.beside = self._beside
 
     async def keep(self) -> None:
-        """Store them separately if nothing else is written. Runs until it is cancelled."""
+        """Store them separately if nothing else is written. Runs until it is canceled."""
         while True:
             left_s = self._kept_at + ALONE_S - self._clock()
             if left_s > 0:

@@ -69,7 +69,7 @@ class DiscoveryLoop:
         self._preparer = preparer
 
     async def run(self, job: JobAddress) -> None:
-        """Ask until it is cancelled.
+        """Ask until it is canceled.
 
         Args:
             job: where the driver is, for hosts that prepare.

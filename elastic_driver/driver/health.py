@@ -118,7 +118,7 @@ class Health:
         self._step(CommitFound(), self._clock())
 
     async def watch_over(self) -> None:
-        """Check the workers whenever that is due. Runs until the job is over, or it is cancelled."""
+        """Check the workers whenever that is due. Runs until the job is over, or it is canceled."""
         while True:
             await asyncio.sleep(max(0.0, self.watch.next_deadline - self._clock()) + _LATE_S)
             if self._stepper.is_over:

@@ -87,11 +87,11 @@ class HostEvents:
         return host in self._stepper.state.cuts.out
 
     def host_silent(self, host: str, silent_s: float, *, sure: bool) -> None:
-        """Post that nothing is heard of a host."""
+        """Post that a host has stopped responding."""
         self._stepper.report_host(HostSilent(host, silent_s, sure))
 
     def host_heard(self, host: str) -> None:
-        """Post that a host is heard again."""
+        """Post that a host responds again."""
         self._stepper.report_host(HostHeard(host))
 
     def host_leaves(self, host: str, why: str, within_s: float | None) -> None:

@@ -452,7 +452,7 @@ class ElasticDriver:
         self.agents.admission.close()
 
     async def _close(self, closing: Awaitable[None], what: str) -> None:
-        """Wait for a part to close, but not for ever."""
+        """Wait for a part to close, with a time limit."""
         try:
             async with asyncio.timeout(self.settings.grace_s + _END_S):
                 await closing

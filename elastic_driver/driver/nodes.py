@@ -159,7 +159,7 @@ class _AtEndpoint:
 
 
 def _is_host(nodes: Nodes) -> bool | None:
-    """Return whether this node was told explicitly that it is the driver, or is not; None to find out."""
+    """Return whether this node was configured to be the driver; None if that is to be determined."""
     text = nodes.conf.get("is_host", "").strip().lower()
     if text:
         return text in TRUE

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from elastic_driver.core.assignment import Placed
-from elastic_driver.core.draining import ends_at_once, what_was_done, why_refused
+from elastic_driver.core.draining import describe_drain, ends_at_once, why_refused
 from elastic_driver.core.events import DrainRequested, WorkerExiting, WorkerReady, WorkerRunning
 from elastic_driver.core.past import is_known, why_impossible
 from elastic_driver.core.permits import why_no_rounds, why_unpublished
@@ -42,7 +42,7 @@ from elastic_driver.words import NoticeKind
 
 
 class Heartbeats(Protocol):
-    """Is notified of signs of life."""
+    """Receives the workers' heartbeats."""
 
     def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True, leaving: bool = False) -> None:
         """Record that a worker lives, its finished operations, and whether it waits or sends nothing more."""
@@ -213,7 +213,7 @@ class Rounds:
             return DrainReply(done=False, text=refusal)
         why = "by elasticrun drain --undo" if undo else "by elasticrun drain"
         self._stepper.post(DrainRequested(name, None, why, undo, request.within_s))
-        done = what_was_done(before, self._stepper.coming, name, undo=undo)
+        done = describe_drain(before, self._stepper.coming, name, undo=undo)
         await self._stepper.settled()
         return DrainReply(done=True, text=done)
 

@@ -76,9 +76,9 @@ class ServerList:
         if listed != self._listed:
             self._listed = listed
             self._version += 1
-            self._answer_who_waits()
+            self._answer_waiting_request()
 
-    def _answer_who_waits(self) -> None:
+    def _answer_waiting_request(self) -> None:
         waiting, self._waiting = self._waiting, None
         if waiting is not None and not waiting.done():
             waiting.set_result(self._reply())
@@ -142,7 +142,7 @@ class ServerList:
         wait_s = _seconds(request.query.get("wait_s", ""))
         if wait_s <= 0:
             return 204, b""
-        self._answer_who_waits()  # its connection was cut, unnoticed at this end
+        self._answer_waiting_request()  # its connection was cut, unnoticed at this end
         waiting: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._waiting = waiting
 

@@ -33,7 +33,7 @@ NOT_FOUND = 5
 """The error code for: there is no such lease."""
 
 # Codes of gRPC (google/rpc/code.proto). These are no answer to the request: another server may have it, and whether
-# anything was written is not known. Cancelled, unknown, deadline exceeded, aborted, internal, unavailable.
+# anything was written is not known. Canceled, unknown, deadline exceeded, aborted, internal, unavailable.
 _NO_ANSWERS = (1, 2, 4, 10, 13, 14)
 _BUSY = "too many requests"
 _FULL = "database space exceeded"

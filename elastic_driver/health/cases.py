@@ -1,6 +1,6 @@
 """Workers at a standstill now, though others wait for them, or for no visible reason.
 
-Owns that judgement of one moment, in words; :mod:`elastic_driver.health.hangs` decides whether it has lasted, and the
+Owns that judgment of one moment, in words; :mod:`elastic_driver.health.hangs` decides whether it has lasted, and the
 consequences. A worker that waits in a collective is innocent, however long it waits.
 """
 

@@ -39,8 +39,8 @@ class Heartbeats:
     """The members under watch.
 
     Args:
-        timeout_s: how long a member may be silent; 0 for ever.
-        hang_timeout_s: how long a member may neither finish operations nor wait in one; 0 for ever.
+        timeout_s: how long a member may be silent; 0 for no limit.
+        hang_timeout_s: how long a member may neither finish operations nor wait in one; 0 for no limit.
     """
 
     def __init__(self, timeout_s: float, hang_timeout_s: float) -> None:

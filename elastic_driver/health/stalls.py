@@ -1,6 +1,6 @@
 """Stalls of a round: since when none of its members has done anything, and which members the others wait for.
 
-Owns that judgement, from the observations in :mod:`elastic_driver.health.hangs`. No worker is killed for a stall; it
+Owns that judgment, from the observations in :mod:`elastic_driver.health.hangs`. No worker is killed for a stall; it
 explains lost time.
 """
 

@@ -71,7 +71,7 @@ class _Looked:
 
 
 @dataclass(slots=True)
-class _Told:
+class _Reported:
     """A reported standstill.
 
     Attributes:
@@ -93,8 +93,8 @@ class StandstillWatch:
         self._tell_themselves = False  # whether a member of the round uses this library
         self._looked: dict[WorkerId, _Looked] = {}
         self._unheard: dict[str, int] = {}  # by host: in how many checks
-        self._of_hosts: dict[str, _Told] = {}
-        self._of_round: _Told | None = None
+        self._of_hosts: dict[str, _Reported] = {}
+        self._of_round: _Reported | None = None
         self._ended: list[Finding] = []
         self._now = 0.0
         self._longest_s = 0.0  # of the standstills of this job that ended by themselves
@@ -162,7 +162,7 @@ class StandstillWatch:
             for worker, why in told.suspects.items()
         ]
 
-    def _every_told(self) -> list[_Told]:
+    def _every_told(self) -> list[_Reported]:
         return [*self._of_hosts.values(), *([] if self._of_round is None else [self._of_round])]
 
     # --- hosts -----------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class StandstillWatch:
                     f"its host's agent has not reported for {unheard[host]:.0f} s, although the machine responds: "
                     "the worker and the agent may be stopped"
                 )
-                self._of_hosts[host] = _Told(now - unheard[host], {first: why}, _UNHEARD)
+                self._of_hosts[host] = _Reported(now - unheard[host], {first: why}, _UNHEARD)
                 self._suspect(first, Kind.UNHEARD, why, unheard[host], _UNHEARD, len(others), "it may be training")
 
     # --- scripts ---------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class StandstillWatch:
         named, why, kind = self._at_fault(still_s, looked, steps, quiet)
         rest = len(named) - 1
         first = min(named, key=lambda worker: self._ranks[worker])
-        self._of_round = _Told(began, {first: why}, limit)
+        self._of_round = _Reported(began, {first: why}, limit)
         self._suspect(first, kind, why, still_s, limit, rest, _NOT_ENDED)
 
     def _at_fault(

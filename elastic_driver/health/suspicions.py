@@ -20,7 +20,7 @@ _WITHOUT = (Kind.STOPPED, Kind.TRACED, Kind.UNHEARD)
 
 
 @dataclass(slots=True)
-class _Untold:
+class _Pending:
     """A suspicion that waits to be reported with any of these stacks, and the outcomes to report after it."""
 
     suspected: WorkerSuspected
@@ -37,7 +37,7 @@ class Suspicions:
 
     def __init__(self, numbers: Iterator[int]) -> None:
         self._numbers = numbers
-        self._untold: dict[WorkerId, _Untold] = {}
+        self._untold: dict[WorkerId, _Pending] = {}
 
     def take(self, finding: WorkerSuspected | StackWanted | Outcome) -> list[WorkerSuspected | StackWanted | Outcome]:
         """Apply a finding; return what to report, and to request, now."""
@@ -66,7 +66,7 @@ class Suspicions:
             found += self._tell(worker, "")
         if suspected.kind in _WITHOUT:
             return [*found, _with_stack(suspected, "")]
-        self._untold[worker] = _Untold(suspected)
+        self._untold[worker] = _Pending(suspected)
         if suspected.ends_s is None:  # otherwise its stack is requested for the proof
             found += self.take(StackWanted(worker, next(self._numbers)))
         return found

@@ -80,8 +80,8 @@ class Rules:
     """The user's settings.
 
     Attributes:
-        heartbeat_timeout_s: how long a worker may be silent; 0 for ever.
-        hang_timeout_s: how long a worker may neither finish operations nor wait in one; 0 for ever.
+        heartbeat_timeout_s: how long a worker may be silent; 0 for no limit.
+        hang_timeout_s: how long a worker may neither finish operations nor wait in one; 0 for no limit.
         hang_action: what is done with a worker that is proven to hang.
         straggler_action: what is done with one that is slow.
     """

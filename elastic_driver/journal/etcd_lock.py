@@ -123,7 +123,7 @@ class EtcdLock:
             job_id: the job of this process's driver, as far as known: for messages.
             key_name: the name of this driver's secret, if it stands by; "" if it is not to be checked.
             stands_by: whether to wait for the end of a living driver too.
-            patience_s: how long to wait for an etcd that does not respond. A driver that stands by waits for ever, even
+            patience_s: how long to wait for an etcd that does not respond. A driver that stands by waits forever, even
                 for one that rejects requests.
             on_wait: called once, with a description, when it has to wait.
             look: called repeatedly while it waits; an error that it raises ends the wait.

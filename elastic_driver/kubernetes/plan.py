@@ -278,7 +278,7 @@ class _Planner:
         listed = [
             _name(pod)
             for pod in self._pods
-            if _runs(pod) and not self._is_to_go(pod) and (allowed is None or _name(pod) in allowed)
+            if _runs(pod) and not self._is_surplus(pod) and (allowed is None or _name(pod) in allowed)
         ]
         self._ensure(seen.config, objects.config(job, listed), "data")
 
@@ -291,7 +291,7 @@ class _Planner:
                     self._actions.append(EndTraining())
                 self._actions.append(Update(seen.launcher, {"spec": {"suspend": job.suspend}}))
             return
-        ready = sum(1 for pod in self._pods if _is_ready(pod) and not self._is_to_go(pod))
+        ready = sum(1 for pod in self._pods if _is_ready(pod) and not self._is_surplus(pod))
         waits = job.launcher_creation is LauncherCreation.WHEN_READY and ready < job.replicas
         if not waits and not job.suspend:
             self._actions.append(Create(objects.launcher_job(job)))
@@ -307,7 +307,7 @@ class _Planner:
 
     # --- surplus pods -----------------------------------------------------------------------------------------------
 
-    def _is_to_go(self, pod: Object) -> bool:
+    def _is_surplus(self, pod: Object) -> bool:
         return (
             (_index(pod) or 0) >= self._job.replicas
             or self._job.suspend
@@ -315,7 +315,7 @@ class _Planner:
             or _drained_since(pod) is not None
         )
 
-    def _is_put_away(self) -> bool:
+    def _is_suspended(self) -> bool:
         """Return whether the launcher of a suspended job has no pods, so that no driver can drain workers."""
         launcher = self._seen.launcher or {}
         status = launcher.get("status") or {}
@@ -330,10 +330,10 @@ class _Planner:
         """
         job, seen = self._job, self._seen
         for pod in self._pods:
-            if not self._is_to_go(pod) or _is_ending(pod):
+            if not self._is_surplus(pod) or _is_ending(pod):
                 continue
             host, since = job.host_of(_name(pod)), _drained_since(pod)
-            if not _runs(pod) or seen.launcher is None or self._is_put_away():
+            if not _runs(pod) or seen.launcher is None or self._is_suspended():
                 self._actions.append(Delete(pod))
                 continue
             is_fresh = since is None

@@ -91,7 +91,7 @@ class ElasticJob:
         launcher_restart, worker_restart: their pods' restartPolicy.
         launcher_creation: see LauncherCreation.
         clean: see CleanPodPolicy.
-        ttl_s: how long to keep the resource when the job is over, seconds; None for ever.
+        ttl_s: how long to keep the resource when the job is over, seconds; None for no limit.
         active_deadline_s, backoff_limit: of the launcher's Job.
         suspend: whether the job should have no pods for now.
         port: of the driver.

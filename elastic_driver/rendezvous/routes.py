@@ -115,7 +115,7 @@ class Route:
         path: the path under /v1, with ``*`` for a part that may be anything; or ANY_PATH, for all that no other route
             matches.
         roles: the roles that may send it.
-        answer: answers it, at once or later. May raise RendezvousError; an awaitable is cancelled when nobody waits for
+        answer: answers it, at once or later. May raise RendezvousError; an awaitable is canceled when nobody waits for
             it any more.
         is_polled: whether the request is long-polled: after the poll time it is answered 204, and the peer repeats it.
     """

@@ -1,6 +1,6 @@
 """The client side of a torch Store, without torch.
 
-Owns the request numbers by which the server recognises a retry, pieces of large messages, and the total waiting time.
+Owns the request numbers by which the server recognizes a retry, pieces of large messages, and the total waiting time.
 The client below retries each request until it is answered. Thread-safe, and usable in the child after a fork.
 """
 

@@ -72,8 +72,7 @@ class Console:
         event_log: the file to which the summary refers for more; None for none.
         keeping: counts workers' output, and how much of it is written; None if that is not needed.
         hears_ends: whether each worker's end is reported to it (:meth:`worker_ended`): then a traceback that several
-            workers
-            print is shown once.
+            workers print is shown once.
         stdout, stderr: file descriptors.
 
     Attributes:
@@ -138,7 +137,7 @@ class Console:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._take_status_away()
+        self._erase_status()
         self._status = ""
         self._bars.clear()
         self._show_rest()
@@ -192,7 +191,7 @@ class Console:
         if self._shown_on_terminal[stream]:
             data = without_c1(data)
         if self._live and (stream == "stderr" or self._stdout_shown):
-            self._take_status_away()
+            self._erase_status()
             self._put_lines(stream, data)
             self._put_status_back()
         else:
@@ -225,7 +224,7 @@ class Console:
         """Lend the terminal to a worker, whose output then is written to it unchanged; or take it back."""
         if lent == self._lent:
             return
-        self._take_status_away()
+        self._erase_status()
         self._lent, self._written_to = lent, False
         if not lent and self._line_open:
             self._line_open = False
@@ -233,7 +232,7 @@ class Console:
 
     def show(self, data: bytes) -> None:
         """Write the output of the worker that has the terminal."""
-        self._take_status_away()
+        self._erase_status()
         self._written_to = True
         self._line_open = not data.endswith(b"\n")
         self._tail = (self._tail + data)[-_IN_VIEW_BYTES:]
@@ -291,7 +290,7 @@ class Console:
 
     def summary(self, summary: Summary, *, exit_code: int, message: str) -> None:
         """Write the closing table: the cost of each change, if there was any; then the exit code and the reason."""
-        self._take_status_away()
+        self._erase_status()
         self._status = ""
         self._bars.clear()
         self._show_rest()
@@ -344,7 +343,7 @@ class Console:
         line = f"elasticrun: {one_line(text)}"
         if self._color and color:
             line = f"\x1b[{color}m{line}\x1b[0m"
-        self._take_status_away()
+        self._erase_status()
         self._put_lines("stderr", line.encode(errors="replace") + b"\n")
         self._put_status_back()
 
@@ -381,7 +380,7 @@ class Console:
         self._looks_at = now + in_s
         loop.call_later(in_s, self._draw_anew)
 
-    def _take_status_away(self) -> None:
+    def _erase_status(self) -> None:
         self._draw(self._erased())
 
     def _put_status_back(self) -> None:

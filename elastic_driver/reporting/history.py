@@ -83,8 +83,7 @@ class History(EventWriter):
 
     Attributes:
         page: returns the present page as JSON, given whether the job has ended; b"" if it cannot be shown. None for a
-            job
-            without a page.
+            job without a page.
     """
 
     def __init__(

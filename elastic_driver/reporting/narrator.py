@@ -94,7 +94,7 @@ class Narrator:
         """Write the lines for a happening (Listener)."""
         console = self._console
         if not isinstance(happening, ProcessEnded | Status):
-            self._tell_of_alike()
+            self._report_alike()
         match happening:
             case DiscoveryRan() | DiskReported() | LogCut():
                 pass  # the chronicle warns of problems
@@ -131,7 +131,7 @@ class Narrator:
             case ProcessDying(worker, pid, how):
                 console.warning(f"worker {worker}{_process(pid)} {how}")
             case ProcessEnded():
-                self._tell_end_of_process(happening)
+                self._report_end_of_process(happening)
             case ServerAnswers(worker, None, address):
                 console.line(f"worker {worker} listens at {address}")
             case ServerAnswers(worker, server, address):
@@ -154,7 +154,7 @@ class Narrator:
             case WorkerHung(worker, reason):
                 console.warning(f"worker {worker} hangs ({reason}): dumping its stacks, then killing it")
             case WorkerSuspected():
-                self._tell_suspicion(happening)
+                self._report_suspicion(happening)
             case WorkerCleared():
                 console.line(wording.of_cleared(happening))
             case StragglerFound():
@@ -175,7 +175,7 @@ class Narrator:
             case NoticeGiven(round_id, kind, reason):
                 console.detail(f"round {round_id} {kind.told}: {reason}")
             case RoundFormed():
-                self._tell_round(happening)
+                self._report_round(happening)
             case RoundResumed(round_id, commits, took_s, stalled_s):
                 if self._pending_round is not None and self._pending_round.round_id == round_id:
                     where = "" if commits is None else f" from commit {commits}"
@@ -183,34 +183,34 @@ class Narrator:
                     console.line(f"{self._pending_round.line}, resumed{where} in {took_s:.2f} s{stalled}")
                     self._pending_round = None
             case FirstFailure():
-                self._tell_first_failure(happening)
+                self._report_first_failure(happening)
             case InternalError(error, events):
                 console.error(f"internal error of the driver (elasticrun {__version__}); please report the lines below")
                 for line in (*error.splitlines(), f"the last {len(events)} events:", *events):
                     console.error(f"  {line}")
             case JobEnded(exit_code, message, summary):
-                self._tell_pending_round(broken=exit_code != 0)
+                self._report_pending_round(broken=exit_code != 0)
                 console.summary(summary, exit_code=exit_code, message=message)
 
-    def _tell_suspicion(self, suspected: WorkerSuspected) -> None:
+    def _report_suspicion(self, suspected: WorkerSuspected) -> None:
         self._console.warning(wording.of_suspicion(suspected))
         for frame in suspected.frames:
             self._console.warning(f"  {frame}")
 
-    def _tell_end_of_process(self, ended: ProcessEnded) -> None:
+    def _report_end_of_process(self, ended: ProcessEnded) -> None:
         is_news = bool(not ended.expected and ended.returncode and not ended.foretold)
         same = self._console.worker_ended(ended.label, has_failed=bool(ended.returncode))
         if same:
             self._alike.setdefault((ended.how, same, is_news), []).append(ended)
             return
-        self._tell_of_alike()
+        self._report_alike()
         if ended.label.startswith("ps"):
             who = f"parameter server {ended.label.removeprefix('ps')} ({ended.worker}, pid {ended.pid})"
         else:
             who = f"worker {ended.worker}{_process(ended.pid)}"
         self._tell(is_news, f"{who} {ended.how}")
 
-    def _tell_of_alike(self) -> None:
+    def _report_alike(self) -> None:
         alike, self._alike = self._alike, {}
         for (how, same, is_news), ends in alike.items():
             who = names([ended.worker for ended in ends]) + (_process(ends[0].pid) if len(ends) == 1 else "")
@@ -220,8 +220,8 @@ class Narrator:
     def _tell(self, is_news: bool, text: str) -> None:  # noqa: FBT001 - says it all
         (self._console.warning if is_news else self._console.detail)(text)
 
-    def _tell_round(self, formed: RoundFormed) -> None:
-        self._tell_pending_round(broken=True)
+    def _report_round(self, formed: RoundFormed) -> None:
+        self._report_pending_round(broken=True)
         size = len(formed.members)
         workers = counted(size, "worker")
         counts: dict[str, int] = {}
@@ -236,7 +236,7 @@ class Narrator:
             line = f"round {formed.round_id}: {formed.old_size} -> {workers}, {formed.cause}"
             self._pending_round = _PendingRound(formed.round_id, line)
             if formed.reinit or formed.backend is None:
-                self._tell_pending_round(broken=False)
+                self._report_pending_round(broken=False)
             return
         word = "started" if formed.backend is None else "ready"
         line = f"round {formed.round_id}: {workers} on {places}, {word} after {formed.formed_in_s:.1f} s"
@@ -244,13 +244,13 @@ class Narrator:
             line += f" ({formed.cause})"
         self._console.line(line)
 
-    def _tell_pending_round(self, *, broken: bool) -> None:
+    def _report_pending_round(self, *, broken: bool) -> None:
         """Write the delayed line of a round whose members did not all resume, without a time."""
         pending, self._pending_round = self._pending_round, None
         if pending is not None:
             self._console.line(pending.line + ("; it ended before all its workers had resumed" if broken else ""))
 
-    def _tell_first_failure(self, failure: FirstFailure) -> None:
+    def _report_first_failure(self, failure: FirstFailure) -> None:
         # Lines still visible are not printed again.
         if not failure.last_lines or self._console.shows(failure.last_lines):
             return

@@ -6,7 +6,7 @@ Owns the meaning of colors. A color never stands alone: words say the same.
 from __future__ import annotations
 
 # The colors of goodput's categories can be distinguished in both schemes, and with red-green blindness (after Okabe
-# and Ito). Start is not a loss, and therefore grey.
+# and Ito). Start is not a loss, and therefore gray.
 LIGHT = {
     "back": "#f6f7f9",
     "card": "#ffffff",

@@ -2,7 +2,7 @@
 
 Owns the layout. One SVG, or one page of HTML with the SVG and its tables in it; nothing is loaded from anywhere.
 Everything is laid out twice, for a desktop and for a phone; the reader's screen shows one of them. It stays readable,
-and below a megabyte, whatever the job: pieces narrower than half a pixel are merged with their neighbours, and
+and below a megabyte, whatever the job: pieces narrower than half a pixel are merged with their neighbors, and
 omissions are listed below the picture.
 """
 
@@ -395,18 +395,18 @@ class _Picture:
         for mark in self.story.marks:
             if mark.host:
                 marks.setdefault(mark.host, []).append(mark)
-        labelled_at, unlabelled, crosses = self.y - 20, 0, 0
+        labeled_at, unlabeled, crosses = self.y - 20, 0, 0
         for host, own in rows.items():
             if self.layout.is_narrow:
-                unlabelled += self._host_above(host, height)
-            elif self.y + height / 2 + 4 - labelled_at >= 12:
-                labelled_at = self.y + min(height * len(own) / 2, 9) + 4
+                unlabeled += self._host_above(host, height)
+            elif self.y + height / 2 + 4 - labeled_at >= 12:
+                labeled_at = self.y + min(height * len(own) / 2, 9) + 4
                 room = 14 if height >= 10 and len(own) > 1 else 18
                 name = host if len(host) <= room else f"{host[: room - 1]}…"
-                name = label(self.layout.margin, labelled_at, name)
+                name = label(self.layout.margin, labeled_at, name)
                 self.parts.append(f"<g><title>{text_of(host)}</title>{name}</g>")
             else:
-                unlabelled += 1
+                unlabeled += 1
             top = self.y
             for row in own:
                 self._row(row, height, each=pieces <= self.layout.most_pieces)
@@ -418,8 +418,8 @@ class _Picture:
                 self.y += height
             crosses += self._crosses(marks.get(host, []), top, self.y, _MOST_MARKS - crosses)
             self.y += gap
-        if unlabelled:
-            self.notes.append(f"{unlabelled} hosts have no room for their names; hover over a row to see it")
+        if unlabeled:
+            self.notes.append(f"{unlabeled} hosts have no room for their names; hover over a row to see it")
         self.y += 2
 
     def _host_above(self, host: str, height: float) -> bool:

@@ -1,10 +1,9 @@
 """Tracebacks of workers: shows one that many workers print only once.
 
 A bug in a script fails in every process alike, and sixty interleaved tracebacks are unreadable. So the first is shown
-as
-it arrives, and one that repeats a traceback already shown is held back: until it differs, or a moment has passed (then
-it was a message, and the worker continues), or its process has ended. If it is the same to its last line by then, it is
-not shown again; files under ``--output-filename`` contain all of it. Owns the held output; writes nothing.
+as it arrives, and one that repeats a traceback already shown is held back: until it differs, or a moment has passed
+(then it was a message, and the worker continues), or its process has ended. If it is the same to its last line by then,
+it is not shown again; files under ``--output-filename`` contain all of it. Owns the held output; writes nothing.
 """
 
 from __future__ import annotations

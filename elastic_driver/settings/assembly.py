@@ -121,7 +121,7 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         raise SettingsError("cannot use --jsrun: elasticrun starts the ranks itself or with mpirun (--mpi)")
     if "num_proc" not in chosen:
         raise SettingsError(
-            "-np is missing: how many slots does the job need to start? (Or, as torchrun has it: --nproc-per-node)"
+            "-np is missing: give the number of slots needed before training starts (or torchrun's --nproc-per-node)"
         )
     if "log_level" in chosen:
         chosen["log_level"] = chosen["log_level"].upper()  # the config file's may be lower case

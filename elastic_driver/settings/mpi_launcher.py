@@ -1,6 +1,6 @@
 """Settings from the environment of a launcher pod, as set by mpi-operator and Kubeflow Trainer for MPI.
 
-Owns the variables' names, by implementation of MPI, and how such a pod is recognised. Reads no file.
+Owns the variables' names, by implementation of MPI, and how such a pod is recognized. Reads no file.
 """
 
 from __future__ import annotations

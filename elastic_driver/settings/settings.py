@@ -86,14 +86,14 @@ class Settings:
         elastic: whether membership may change (a discovery script or --min-np was given).
         elastic_timeout_s: how long the job may lack slots.
         start_timeout_s: from a worker's start, or its round's break, until it asks for a round.
-        heartbeat_timeout_s: how long a member may be silent before it counts as frozen; 0 for ever.
-        hang_timeout_s: how long a member may neither finish operations nor wait for others; 0 for ever.
+        heartbeat_timeout_s: how long a member may be silent before it counts as frozen; 0 for no limit.
+        hang_timeout_s: how long a member may neither finish operations nor wait for others; 0 for no limit.
         hang_action: the reaction to a worker that is proven to hang: "end" or "warn".
         straggler_action: the reaction to a worker that is slower than the others: "warn" or "drain".
         reset_limit: unplanned resets allowed; None for no limit.
-        reset_window_s: how long a reset counts for that; None for ever.
+        reset_window_s: how long a reset counts for that; None for no limit.
         drain_timeout_s: how long a drained worker may take to leave.
-        cooldown_range_s: shortest and longest time a failed host is excluded; None for ever.
+        cooldown_range_s: shortest and longest time a failed host is excluded; None for no limit.
         hosts: fixed hosts; None with a discovery script or object.
         discovery_script: shell command that prints the hosts; None without one.
         discovery_socket: descriptor of the driver's process by which the caller's discovery object is queried; None
@@ -556,12 +556,12 @@ class Settings:
 
     @property
     def is_torchruns(self) -> bool:
-        """Whether the job was described by torchrun's options, and its script expects torchrun's behaviour."""
+        """Whether the job was described by torchrun's options, and its script expects torchrun's behavior."""
         return self.nodes is not None
 
     @property
     def is_horovods(self) -> bool:
-        """Whether its script may expect Horovod's behaviour: any may, except one described by torchrun's options."""
+        """Whether its script may expect Horovod's behavior: any may, except one described by torchrun's options."""
         return not self.is_torchruns or self.horovod_shim != NEVER or self.horovod_protocol != OFF
 
     @property

@@ -62,7 +62,7 @@ class JobClock:
         return now - self.lost_s + self._ahead_s
 
     async def keep(self, on_standstill: Callable[[float], None]) -> None:
-        """Read it often enough. Runs until it is cancelled.
+        """Read it often enough. Runs until it is canceled.
 
         Args:
             on_standstill: called after each longer standstill, with its seconds.

@@ -1,6 +1,6 @@
 """Files in volumes that Kubernetes fills from a ConfigMap or a Secret, and changes while they are being read.
 
-Owns recognising such a volume. The files in it are symlinks through the folder's ``..data``, itself a symlink that the
+Owns recognizing such a volume. The files in it are symlinks through the folder's ``..data``, itself a symlink that the
 kubelet replaces at a change; the folder to which it pointed is removed at once, so a file may be missing at the wrong
 moment.
 """

@@ -3,9 +3,8 @@
 Owns the needs of two kinds of programs that an ordinary parent does not serve:
 
 - Process 1 of a container. A process whose parent has died becomes a child of process 1, which has to reap it:
-  otherwise
-  it stays a zombie, one more for each worker that was killed with children of its own. And process 1 only gets signals
-  that it handles. So the program continues in a child, as in any other place.
+  otherwise it stays a zombie, one more for each worker that was killed with children of its own. And process 1 only
+  gets signals that it handles. So the program continues in a child, as in any other place.
 - A driver with a journal, which is restarted when it is killed or fails (decision 44).
 
 The child is forked, which costs a millisecond; another Python that imports the same again would cost a tenth of a
@@ -72,7 +71,7 @@ class Again:
         environ: as given to this process.
         journal: a file that it leaves if there is something to continue from; a file that was there before does not
             count. None for a journal that is not a file here: the program reports itself that there is one
-                (:func:`has_begun`).
+            (:func:`has_begun`).
     """
 
     command: Sequence[str]

@@ -40,7 +40,7 @@ class Cluster:
 
     Args:
         worker_timeout_s: how long a server may be silent while it runs a closure, before another worker gets that
-            closure, seconds; None for ever.
+            closure, seconds; None for no limit.
     """
 
     def __init__(self, *, worker_timeout_s: float | None) -> None:

@@ -64,7 +64,7 @@ class ElasticClusterCoordinator(ClusterCoordinator):  # type: ignore[misc]
     Args:
         strategy: a ``tf.distribute.ParameterServerStrategy``.
         worker_timeout_s: how long a server may be silent while it runs a closure, before another worker gets that
-            closure, seconds; None for ever.
+            closure, seconds; None for no limit.
 
     Raises:
         ValueError: the strategy is of another kind.

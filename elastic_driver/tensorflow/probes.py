@@ -130,7 +130,7 @@ class Probes:
 def sever(addresses: Iterable[str]) -> int:
     """Shut down this process's connections to some servers, so that threads that wait for their answers get an error.
 
-    The runtime itself waits for ever for the answer of a server that is stopped, or has lost its network.
+    The runtime itself waits forever for the answer of a server that is stopped, or has lost its network.
 
     Returns:
         The number of connections.

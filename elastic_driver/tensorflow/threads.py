@@ -84,7 +84,7 @@ class WorkerThreads:
         try:
             self._work_on(worker)
         except BaseException as error:
-            # Otherwise the error would go unnoticed, and the callers that wait for its closure would wait for ever.
+            # Otherwise the error would go unnoticed, and the callers that wait for its closure would wait forever.
             with self._lock:
                 self._schedule.fail(error)
                 self._give_up(worker, error)

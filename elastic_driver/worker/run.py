@@ -61,7 +61,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                 advice().leave_run()
                 return result
             except Exception as error:
-                if not isinstance(error, HorovodInternalError) and not _comes_of_the_round(error):
+                if not isinstance(error, HorovodInternalError) and not _is_caused_by_round(error):
                     raise
                 if process.is_launched:
                     raise  # there is no other round
@@ -98,7 +98,7 @@ def _settle(process: Runtime, detail: str) -> tuple[ReadyCause, str]:
     return ReadyCause.HOSTS_UPDATED, detail
 
 
-def _comes_of_the_round(error: Exception) -> bool:
+def _is_caused_by_round(error: Exception) -> bool:
     """Return whether a framework's process group raised the error because the round is broken."""
     joined = current_round().joined
     return joined is not None and joined.accounts_for(error)

@@ -144,7 +144,7 @@ class WorkerSettings:
         round: the round that ran when this worker was started; 0 for none.
         port_range: the lowest and the highest port that workers may listen on; None for any.
         heartbeat_s: longest time between two heartbeats to the driver, seconds; 0 for the long poll's only.
-        host_timeout_s: how long another member's machine may acknowledge nothing before it is given up; 0 for ever.
+        host_timeout_s: how long another member's machine may acknowledge nothing before it is given up; 0 for no limit.
         owner: the driver's process (:mod:`elastic_driver.system.process_name`).
         patience_s: how long a driver of unknown state may be silent, seconds.
         vitals: the agent's file for this worker's vitals; "" for none.

@@ -202,7 +202,7 @@ def test_a_stopped_writer_is_followed_by_another(tmp_path: Path) -> None:
 def test_disks_of_machines_one_of_which_is_lost(tmp_path: Path) -> None:
     disks = tmp_path / "disks"
     flags = ("-np", "2", "--durable-dir", str(tmp_path / "driver"), "--durable-every", "1")
-    with start(tmp_path / "1", TWO_HOSTS, *flags, LOCAL_DISCS=disks, BALLAST=MIB) as job:
+    with start(tmp_path / "1", TWO_HOSTS, *flags, LOCAL_DISKS=disks, BALLAST=MIB) as job:
         beyond(job, disks / "localhost", 5)
         beyond(job, disks / "127.0.0.1", 5)
         kill_all(job)
@@ -211,7 +211,7 @@ def test_disks_of_machines_one_of_which_is_lost(tmp_path: Path) -> None:
     # The machine of rank 0 comes back with a new disk.
     shutil.rmtree(disks / "localhost")
     kept = newest(disks / "127.0.0.1")
-    with start(tmp_path / "2", TWO_HOSTS, *flags, LOCAL_DISCS=disks, BALLAST=MIB, STEPS=kept + 8) as job:
+    with start(tmp_path / "2", TWO_HOSTS, *flags, LOCAL_DISKS=disks, BALLAST=MIB, STEPS=kept + 8) as job:
         assert job.wait() == 0, job.said()
         lines = job.steps()
         assert f"resuming from commit {kept} in {disks}/127.0.0.1 on 127.0.0.1" in job.said()
@@ -228,21 +228,21 @@ def test_what_one_disk_has_torn_another_has_whole(tmp_path: Path) -> None:
     """Then none has any."""
     disks = tmp_path / "disks"
     flags = ("-np", "2", "--durable-dir", str(tmp_path / "driver"), "--durable-every", "1")
-    with start(tmp_path / "1", TWO_HOSTS, *flags, LOCAL_DISCS=disks, STEPS=8) as job:
+    with start(tmp_path / "1", TWO_HOSTS, *flags, LOCAL_DISKS=disks, STEPS=8) as job:
         assert job.wait() == 0, job.said()
     before = sorted((disks / "localhost").glob("commit-*"))
     assert len(before) == 2
     (disks / "localhost" / before[1].name).write_bytes(b"torn")
     for path in sorted((disks / "127.0.0.1").glob("commit-*"))[:-1]:
         path.unlink()
-    with start(tmp_path / "2", TWO_HOSTS, *flags, LOCAL_DISCS=disks, STEPS=9) as job:
+    with start(tmp_path / "2", TWO_HOSTS, *flags, LOCAL_DISKS=disks, STEPS=9) as job:
         assert job.wait() == 0, job.said()
         assert f"{before[1]} is not a complete commit: it has only 4 bytes; trying the previous" in job.said()
         assert f"resuming from commit 8 in {disks}/127.0.0.1" in job.said()
     files = list(disks.glob("*/commit-*"))
     for path in files:
         path.write_bytes(path.read_bytes()[:-1])
-    with start(tmp_path / "3", TWO_HOSTS, *flags, LOCAL_DISCS=disks, STEPS=9) as job:
+    with start(tmp_path / "3", TWO_HOSTS, *flags, LOCAL_DISKS=disks, STEPS=9) as job:
         assert job.wait() == 1
         assert f"none of the {len(files)} commits can be used" in job.said()
         assert all(str(path) in job.said() for path in files)
@@ -253,7 +253,7 @@ def test_all_that_is_known_is_lost_with_its_machine(tmp_path: Path) -> None:
     """The job goes not on from nothing, and says so."""
     with start(
         tmp_path, TWO_HOSTS, "-np", "1", "--max-np", "1", "--durable-dir", str(tmp_path / "driver"),
-        LOCAL_DISCS=tmp_path / "disks",
+        LOCAL_DISKS=tmp_path / "disks",
     ) as job:  # fmt: skip
         beyond(job, tmp_path / "disks" / "localhost", 3)
         rank_0(job).send_signal(signal.SIGKILL)

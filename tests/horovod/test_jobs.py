@@ -43,7 +43,7 @@ def repeated(lines: list[dict[str, Any]], pid: int) -> int:
 @pytest.mark.parametrize("victim", [0, 3])
 @pytest.mark.parametrize("hosts", [FOUR, FOUR_HOSTS], ids=["2_hosts", "4_hosts"])
 def test_what_a_kill_costs(start: Start, hosts: str, victim: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those whose neighbours in the ring live do not notice, and wait for Gloo's time limit, if they are left alone."""
+    """Those whose neighbors in the ring live do not notice, and wait for Gloo's time limit, if they are left alone."""
     if "127.0.0.2" in hosts:
         if start.launcher != "elasticrun":
             pytest.skip("horovodrun takes 127.0.0.2 for another machine")

@@ -500,7 +500,7 @@ def overwrite(memory: Any) -> None:
     gc.collect()
     assert holds_only(memory[::2], 0)
     assert holds_only(memory[1::2], 1)
-    # Where the parent's neighbours are, there is nothing; and no core dump has any of it.
+    # Where the parent's neighbors are, there is nothing; and no core dump has any of it.
     maps = Path("/proc/self/smaps").read_text().split("memfd:elastic_driver")[1:]
     assert all("dd" in one.split("VmFlags:", 1)[1].splitlines()[0].split() for one in maps)
 

@@ -124,7 +124,7 @@ def test_two_threads_in_one_group_are_refused() -> None:
         member.barrier("global", NEVER_S)
         if rank == 1:
             return
-        # Of the two one is in, for ever; the other is told, and ends it.
+        # Of the two one is in, forever; the other is told, and ends it.
         other = threading.Thread(target=try_it, args=(member,))
         other.start()
         try_it(member)
@@ -154,7 +154,7 @@ def survivor(member: Any, rank: int, pipe: Connection) -> None:
         pipe.send(str(error))
 
 
-def test_a_killed_peer_is_felt_by_all_whose_neighbours_abort() -> None:
+def test_a_killed_peer_is_felt_by_all_whose_neighbors_abort() -> None:
     world = Processes(4, survivor)
     try:
         assert [pipe.recv() for pipe in world.pipes] == ["started"] * 4

@@ -142,15 +142,15 @@ def environment(installed: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(installed), "PYTHONNOUSERSITE": "1"}
 
 
-def test_it_is_for_old_machines_and_carries_the_licences(wheel: Path, built: list[Path]) -> None:
+def test_it_is_for_old_machines_and_carries_the_licenses(wheel: Path, built: list[Path]) -> None:
     tag = "cp311-cp311" if sys.version_info[:2] == (3, 11) else "cp312-abi3"
     assert re.search(rf"-{tag}-manylinux_2_28_\w+\.whl$", wheel.name), wheel.name
     shown = run([sys.executable, "-m", "auditwheel", "show", str(wheel)])
     assert re.search(r'following platform tag:\s+"manylinux_2_(1\d|2[0-8])_', shown.stdout), shown.stdout
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    licences = {name.rpartition("/")[2] for name in names if re.search(r"\.dist-info/licenses/.", name)}
-    assert licences == {
+    licenses = {name.rpartition("/")[2] for name in names if re.search(r"\.dist-info/licenses/.", name)}
+    assert licenses == {
         "LICENSE",
         *(f"LICENSE.{of}" for of in ("gloo", "libc++", "libc++abi", "nanobind", "robin-map")),
     }

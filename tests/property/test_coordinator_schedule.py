@@ -23,7 +23,7 @@ class Coordinator(RuleBasedStateMachine):
     @initialize(workers=st.integers(0, 3))
     def begin(self, workers: int) -> None:
         self.schedule = Schedule(dict(enumerate(ADDRESSES[:workers])))
-        self.waiting: set[str] = set()  # put, and neither finished nor cancelled
+        self.waiting: set[str] = set()  # put, and neither finished nor canceled
         self.made = 0
         self.indices: dict[int, str] = dict(enumerate(ADDRESSES[:workers]))
         self.wanted = set(ADDRESSES[:workers])

@@ -2,7 +2,7 @@
 
 Each node is a model of torch's agent: it trains in the generation that it was given, hears RESTART at its next poll,
 and joins again. Whatever happens: generations have the sizes that the job allows, no node trains in a generation that
-has a successor once it has been heard, ranks of those who stay do not change their order, and nobody is stuck for ever.
+has a successor once it has been heard, ranks of those who stay do not change their order, and nobody is stuck forever.
 """
 
 from __future__ import annotations

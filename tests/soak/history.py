@@ -20,7 +20,7 @@ import numpy as np
 
 # What was done longer before the loss of all processes than this is on disk: the writer was not busy all the time.
 # Seconds of training; a gap between two steps counts as at most _GAP_S, because a writer may be lost in a longer one.
-ON_DISC_AFTER_S = 5.0
+ON_DISK_AFTER_S = 5.0
 _GAP_S = 0.5
 # Steps that are kept after their epoch has ended, for jobs that go back.
 _KEPT = 400
@@ -81,7 +81,7 @@ class History:
     """
 
     def __init__(
-        self, *, commit_every: int, samples: int, per_step: int, on_disk_after_s: float = ON_DISC_AFTER_S
+        self, *, commit_every: int, samples: int, per_step: int, on_disk_after_s: float = ON_DISK_AFTER_S
     ) -> None:
         self.commit_every = commit_every
         self.samples = samples

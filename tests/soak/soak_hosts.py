@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from follow import check_commits
-from history import ON_DISC_AFTER_S, History, digest
+from history import ON_DISK_AFTER_S, History, digest
 from leaks import Gathering
 from soak import HERE, Soak
 
@@ -69,7 +69,7 @@ class HostsSoak(Soak):
     def new_history(self) -> History:
         """See Soak."""
         return History(
-            commit_every=COMMIT_EVERY, samples=SAMPLES, per_step=PER_STEP, on_disk_after_s=ON_DISC_AFTER_S + _NO_WORD_S
+            commit_every=COMMIT_EVERY, samples=SAMPLES, per_step=PER_STEP, on_disk_after_s=ON_DISK_AFTER_S + _NO_WORD_S
         )
 
     def weights_of(self, values: dict[str, Any]) -> str:

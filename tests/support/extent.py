@@ -1,4 +1,4 @@
-"""How far those tests go that could go on for ever: whole at a release and without ``--group``, else a part of it."""
+"""How far those tests go that could go on forever: whole at a release and without ``--group``, else a part of it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a ClusterCoordinator promises: the same tests for TensorFlow's own, the elastic one, and that with gaps.
 
-The behaviours are those that TensorFlow's cluster_coordinator_test.py checks, as far as they can be seen from outside.
+The behaviors are those that TensorFlow's cluster_coordinator_test.py checks, as far as they can be seen from outside.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_errors_are_raised_once(make: Make, servers: Servers, ask: str) -> None:
     job = make()
     asked = {"join": job.coordinator.join, "schedule": job.schedule, "done": job.coordinator.done}[ask]
     job.run(4)
-    # One is under way for ever, one fails, and more are queued behind.
+    # One is under way forever, one fails, and more are queued behind.
     held = job.hold()
     failing = job.coordinator.schedule(fails)
 

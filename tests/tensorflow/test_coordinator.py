@@ -415,7 +415,7 @@ def test_a_join_that_is_interrupted_while_closures_are_cancelled(
     job.coordinator.schedule(fail)
 
     def interrupt() -> None:
-        until(lambda: cluster._schedule.is_raising, "closures are cancelled")
+        until(lambda: cluster._schedule.is_raising, "closures are canceled")
         late.append(aside(job.coordinator.schedule, job.count))
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -444,7 +444,7 @@ def test_what_is_scheduled_while_an_error_is_raised_elsewhere_runs(
     job.coordinator.schedule(fail)
     until(lambda: cluster._schedule.error, "it has failed")
     done = aside(job.coordinator.done)
-    until(lambda: cluster._schedule.is_raising, "closures are cancelled")
+    until(lambda: cluster._schedule.is_raising, "closures are canceled")
     late = aside(job.coordinator.schedule, job.count)
     until(lambda: cluster._put.locked(), "it is about to be put")
     job.let_go()

@@ -41,10 +41,10 @@ def test_by_hand(servers: Servers, tmp_path: Path) -> None:
         return ran
 
     run(6)
-    # The second goes on from the checkpoint of the first.
+    # The second resumes from the checkpoint of the first.
     ran = run(20)
     lines = ran.stdout.splitlines()
-    assert lines[0] == "goes on after epoch 6"
+    assert lines[0] == "resuming after epoch 6"
     assert lines[1].startswith("epoch 7: ")
     accuracy = re.fullmatch(r"test accuracy (0\.\d+|1\.000)", lines[-1])
     assert accuracy, lines

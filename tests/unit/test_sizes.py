@@ -25,7 +25,7 @@ def is_dataclass(node: ast.ClassDef) -> bool:
     return any("dataclass" in ast.unparse(each) for each in node.decorator_list)
 
 
-def behaviour(node: ast.ClassDef) -> int:
+def behavior(node: ast.ClassDef) -> int:
     """Its lines; of a dataclass those of its methods, since its fields are data."""
     return sum(map(lines, functions(node))) if is_dataclass(node) else lines(node)
 
@@ -35,7 +35,7 @@ def classes() -> list[ast.ClassDef]:
 
 
 def test_no_class_is_too_large() -> None:
-    assert {node.name for node in classes() if behaviour(node) > CLASS_LINES} == set()
+    assert {node.name for node in classes() if behavior(node) > CLASS_LINES} == set()
 
 
 def test_no_constructor_is_too_large() -> None:

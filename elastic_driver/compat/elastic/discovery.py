@@ -76,7 +76,7 @@ class HostManager:
 
     Args:
         discovery: lists the hosts.
-        cooldown_range: the shortest and longest time on the blacklist, seconds; None for ever.
+        cooldown_range: the shortest and longest time on the blacklist, seconds; None for no limit.
     """
 
     def __init__(self, discovery: Finder, cooldown_range: tuple[float, float] | None = None) -> None:

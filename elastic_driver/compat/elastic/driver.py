@@ -59,7 +59,7 @@ class ElasticDriver:
         timeout: how long the job may lack slots, and workers may take until they are READY, seconds; by default
             HOROVOD_ELASTIC_TIMEOUT, or 600.
         reset_limit: the limit of unplanned resets; None for no limit.
-        cooldown_range: the shortest and longest time on the blacklist, seconds; None for ever.
+        cooldown_range: the shortest and longest time on the blacklist, seconds; None for no limit.
         verbose: without effect: the driver logs to ``elastic_driver.horovod``.
     """
 

@@ -393,7 +393,7 @@ class ThreadJob:
         for other, its_thread in others:
             if other.hostname == worker.hostname and not self._rounds_seen.get(other):
                 # As in Horovod, its host is blacklisted with all workers there that have not trained yet. The core
-                # would let them finish, but a thread may wait for its event for ever: they are reported as ended.
+                # would let them finish, but a thread may wait for its event forever: they are reported as ended.
                 its_thread.stop()
                 self._has_gone(other, code)
         self._has_gone(worker, code)

@@ -174,7 +174,7 @@ def attend(bootstrap: Bootstrap, home: NodeContext) -> End:
 
     Returns:
         Its end, not yet reported. The code is 0 when the job has succeeded, or the node has left by
-        elasticrun leave; 128 plus its number after a signal; 2 when the agent was never admitted, else 1.
+        elasticrun leave; 128 + N after signal N; 2 when the agent was never admitted, else 1.
     """
     with warnings_told(partial(_warn, who=_who_says(bootstrap))):
         return _one_life(bootstrap, home)

@@ -23,7 +23,7 @@ from elastic_driver.rendezvous.agent_messages import Output
 from elastic_driver.system.file_writer import FileWriter
 
 MEMORY_BYTES = 64 << 10
-DISC_BYTES = 256 << 20
+DISK_BYTES = 256 << 20
 # Room on disk is freed file by file.
 _FILE_BYTES = 16 << 20
 # Limit of data waiting for a disk: gives a healthy one that is slower than a short burst of prints time to catch up.
@@ -66,10 +66,12 @@ class _Piece:
 
     def output(self) -> Output:
         """Return it as sent."""
-        return Output(self.worker, self.stream, self.data if not self.left_out else self.data + _told(self.left_out))
+        return Output(
+            self.worker, self.stream, self.data if not self.left_out else self.data + _dropped_note(self.left_out)
+        )
 
 
-def _told(count: int) -> bytes:
+def _dropped_note(count: int) -> bytes:
     lines = "1 line is" if count == 1 else f"{count:,} lines are"
     why = "the driver did not accept them in time, and the buffer was full"
     return f"elastic_driver: {lines} missing here: {why}\n".encode()
@@ -182,7 +184,7 @@ class Backlog:
         has_room: Callable[[], bool],
         *,
         memory_bytes: int = MEMORY_BYTES,
-        disk_bytes: int = DISC_BYTES,
+        disk_bytes: int = DISK_BYTES,
         file_bytes: int = _FILE_BYTES,
     ) -> None:
         self._loop = asyncio.get_running_loop()

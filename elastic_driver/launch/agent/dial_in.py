@@ -110,7 +110,7 @@ async def dial_in(
         if not met.cancel() and not met.cancelled():
             met.exception()  # it is no longer awaited
         if layer is not None and layer.is_connected:
-            layer.abort()  # uvloop does not notify it if the connect is cancelled once made
+            layer.abort()  # uvloop does not notify it if the connect is canceled once made
         elif transport is not None:
             cast("asyncio.Transport", transport).abort()
         raise

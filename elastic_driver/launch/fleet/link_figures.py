@@ -72,7 +72,7 @@ def _leave(others: dict[str, set[str]], host: str) -> None:
     others[host] = set()
 
 
-def neighbours(hosts: Sequence[str], most: int) -> dict[str, list[str]]:
+def neighbors(hosts: Sequence[str], most: int) -> dict[str, list[str]]:
     """Return all others for each host; of more than twice ``most`` only so many before and after it, in a ring."""
     count = len(hosts)
     if count - 1 <= 2 * most:

@@ -8,7 +8,7 @@ on the event loop only. Hosts that arrive together are checked together:
     gather    while others are being dialled for the first time, for GATHER_S at most
     listen    all listen on a port that workers could have                                           LISTEN_S at most
     reach     each newcomer connects to all others, and all others to it, all at a time    REACH_S + ANSWER_S at most
-              (of more than 2 * NEIGHBOURS others to so many before and after it in the list)
+              (of more than 2 * NEIGHBORS others to so many before and after it in the list)
     measure   in turns, each host with one other: round trips, and a burst each way; up to TURNS turns, and once more
               what looks slow; until LIMIT_S after the beginning
 
@@ -42,7 +42,7 @@ from elastic_driver.launch.fleet.link_figures import (
     barred,
     late_links,
     matchings,
-    neighbours,
+    neighbors,
     slow_links,
 )
 from elastic_driver.rendezvous.agent_messages import AgentMessage, Listen, Listening, Probe, Probed, Unlisten
@@ -53,7 +53,7 @@ GATHER_S, LISTEN_S, REACH_S, ANSWER_S, LIMIT_S = 3.0, 3.0, 3.0, 2.0, 10.0
 TURNS = 5
 # In a larger job each host probes so many others before and after it in the list: all pairs of a thousand hosts would
 # take the driver a minute.
-NEIGHBOURS = 64
+NEIGHBORS = 64
 # Enough for a measurement, and little for a link that a training uses meanwhile.
 BURST_BYTES, BURST_S = 4 << 20, 0.4
 # Three connections and two bursts.
@@ -397,7 +397,7 @@ class NetworkCheck:
         number = next(self._numbers)
         able = [host for host in run.links if host not in run.faults and host not in run.unheard]
         orders: dict[str, AgentMessage] = {}
-        for host, near in neighbours(able, NEIGHBOURS).items():
+        for host, near in neighbors(able, NEIGHBORS).items():
             peers = [peer for peer in near if peer in run.ports and (host in run.newcomers or peer in run.newcomers)]
             if peers:
                 orders[host] = _probe(run, number, peers, REACH_S)
@@ -502,8 +502,8 @@ class NetworkCheck:
         speeds = {link: known[link].speed or 0.0 for link in slow}
         rtts = {link: known[link].rtt_s for link in late}
         return [
-            *_told(slow, speeds, list(run.links), "slow", _in_megabits),
-            *_told(late, rtts, list(run.links), "slow to answer", _in_milliseconds),
+            *_link_warnings(slow, speeds, list(run.links), "slow", _in_megabits),
+            *_link_warnings(late, rtts, list(run.links), "slow to answer", _in_milliseconds),
         ]
 
 
@@ -563,7 +563,7 @@ def _place(run: _Run, host: str) -> str:
     return with_number(run.addresses[host], run.ports[host])
 
 
-def _told(
+def _link_warnings(
     others: Mapping[Link, float],
     values: Mapping[Link, float],
     hosts: Sequence[str],

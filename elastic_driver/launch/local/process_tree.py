@@ -138,7 +138,7 @@ class ProcessTree:
     Attributes:
         exited: done at the moment the process is dead; its output until then has been passed on.
         dying: done when it is known that the process is about to end with a failure, though it may take seconds until
-            it is dead: with its status, or in words if that is not known yet (it is dumping core). Cancelled if it is
+            it is dead: with its status, or in words if that is not known yet (it is dumping core). Canceled if it is
             dead
                 without
             that.

@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 import psutil
 
-# The same names as in elastic_driver.rendezvous.messages (a test compares them).
+# The same names as in elastic_driver.rendezvous.environment (a test compares them).
 ENV_MARK = "ELASTIC_DRIVER_MARK"
 ENV_WORKER = "ELASTIC_DRIVER_WORKER"
 

@@ -1,10 +1,10 @@
 """Workers forked from a warmed process: the keeper's end.
 
-Keeps one process that has imported the heavy modules of the workers' command (:mod:`~elastic_driver.launch.warm.hook`
+Keeps one process that has imported the heavy modules of the workers' command (``launch/warm/hook/sitecustomize.py``
 runs in it), and asks it for workers. It is only an optimization: whatever goes wrong with it, the worker is started
 without it, and a warning says why if that is permanent.
 
-Each process made there is this process's own child, so that it is watched, signalled and reaped like any other. Until
+Each process made there is this process's own child, so that it is watched, signaled and reaped like any other. Until
 its keeper knows of it, it is in the warmed process's group; killing and reaping that group leaves nothing behind.
 """
 
@@ -289,7 +289,7 @@ class WarmStarts:
         set_once(warmed.settled)
 
     def _take_answer(self, warmed: _Warmed) -> None:
-        self._hear_no_more(warmed)
+        self._stop_reading(warmed)
         try:
             answer = _receive(warmed.control)
         except (OSError, EOFError, ValueError):
@@ -318,7 +318,7 @@ class WarmStarts:
         warmed.ready = False
         self._pool.submit(self._discard, warmed)
 
-    def _hear_no_more(self, warmed: _Warmed) -> None:
+    def _stop_reading(self, warmed: _Warmed) -> None:
         if warmed.has_reader:
             warmed.has_reader = False
             self._loop.remove_reader(warmed.control.fileno())

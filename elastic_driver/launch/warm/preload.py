@@ -115,9 +115,9 @@ def _collect(file: Path, folder: Path, heavy: dict[str, None], seen_files: set[P
             if top in HEAVY:
                 heavy[name] = None
                 continue
-            neighbour = folder / f"{name}.py"
-            if neighbour.is_file():
-                if neighbour not in seen_files and not _collect(neighbour, folder, heavy, seen_files):
+            neighbor = folder / f"{name}.py"
+            if neighbor.is_file():
+                if neighbor not in seen_files and not _collect(neighbor, folder, heavy, seen_files):
                     return False
             elif top in _ON_TORCH and not (folder / top).is_dir():
                 heavy["torch"] = None

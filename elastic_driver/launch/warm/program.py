@@ -18,7 +18,7 @@ from pathlib import Path
 from elastic_driver.launch.warm.preload import PythonCommand, read_command
 
 _OURS = ("elastic_driver", "horovod")
-# A script has few neighbours; in a folder of thousands only so many are read.
+# A script has few neighbors; in a folder of thousands only so many are read.
 _MOST_FILES = 64
 # Modules with which a script trains, and those that may be used besides by one that knows no other workers; and
 # Python's own.
@@ -96,10 +96,10 @@ def _read(command: PythonCommand) -> Iterator[_File]:
         imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
         yield _File(text, tree, imports)
         for name in _modules(imports):
-            neighbour = command.folder.joinpath(*name.split(".")).with_suffix(".py")
-            if neighbour not in seen and len(seen) < _MOST_FILES and neighbour.is_file():
-                seen.add(neighbour)
-                files.append(neighbour)
+            neighbor = command.folder.joinpath(*name.split(".")).with_suffix(".py")
+            if neighbor not in seen and len(seen) < _MOST_FILES and neighbor.is_file():
+                seen.add(neighbor)
+                files.append(neighbor)
 
 
 def _is_beside(folder: Path, name: str) -> bool:

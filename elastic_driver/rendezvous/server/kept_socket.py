@@ -83,7 +83,7 @@ class KeptSocket:
         return listening
 
     async def keep(self, after_look: Callable[[], None] = lambda: None) -> None:
-        """Check the socket regularly. Runs until cancelled.
+        """Check the socket regularly. Runs until canceled.
 
         Args:
             after_look: called after each check; :attr:`path` may have changed by then.

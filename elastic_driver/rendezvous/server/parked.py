@@ -102,7 +102,7 @@ class PendingAnswer(Deferred):
     """A parked request whose answer is pending.
 
     Args:
-        future: the answer; cancelled on a timeout or when the peer no longer waits.
+        future: the answer; canceled on a timeout or when the peer no longer waits.
         pending: all pending answers.
         failure: returns status and body for an exception.
         wait_s: how long to wait for it; None for as long as the peer waits.

@@ -447,7 +447,7 @@ class TorchLane:
         """Block until nothing runs on the devices, but for ``limit_s`` at most; return whether that is so."""
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return True
-        # The device's own wait cannot be interrupted, so a thread waits: a kernel that never ends blocks it for ever.
+        # The device's own wait cannot be interrupted, so a thread waits: a kernel that never ends blocks it forever.
         waits = threading.Thread(target=_await_devices, name="elastic-device-wait", daemon=True)
         waits.start()
         waits.join(limit_s)

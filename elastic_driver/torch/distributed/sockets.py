@@ -31,7 +31,7 @@ Listener = tuple[str, int]
 
 
 def _plain(address: str) -> str:
-    """Normalise an address: without a zone, and IPv4 in its own form."""
+    """Normalize an address: without a zone, and IPv4 in its own form."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     mapped = getattr(parsed, "ipv4_mapped", None)
     return str(mapped or parsed)

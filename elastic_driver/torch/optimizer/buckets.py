@@ -425,7 +425,7 @@ def lay_out(
 
     Args:
         params: in the optimizer's order.
-        groups: the caller's: a number of groups of neighbours, or some groups of parameters; None for none.
+        groups: the caller's: a number of groups of neighbors, or some groups of parameters; None for none.
         compression: determines a gradient's bytes on the wire.
         first_bytes: limit of the first bucket, in bytes.
         bucket_bytes: limit of the others. A group has no limit.

@@ -67,7 +67,7 @@ def _remove(hooks: dict[Parameter, Any]) -> None:
     hooks.clear()
 
 
-def _told(dtype: torch.dtype, device: torch.device, shape: torch.Size) -> str:
+def _described(dtype: torch.dtype, device: torch.device, shape: torch.Size) -> str:
     return f"{str(dtype).removeprefix('torch.')} {list(shape)} on {device}"
 
 
@@ -348,8 +348,8 @@ class Reducer:
                 if kind != (param.dtype, param.device, param.shape):
                     raise TypeError(
                         f"cannot reduce the gradient of {self._names[param]}: the parameter was converted between "
-                        f"backward() and step(), from {_told(*kind)} to "
-                        f"{_told(param.dtype, param.device, param.shape)}; convert the model before backward()"
+                        f"backward() and step(), from {_described(*kind)} to "
+                        f"{_described(param.dtype, param.device, param.shape)}; convert the model before backward()"
                     )
 
     def _agree_on_sparse(self, members: Members) -> None:

@@ -41,7 +41,7 @@ class EngineSettings:
         direct_reads: whether large tensors are read in place, in the peers' private memory.
         machine: ranks with different ones share no memory, as if they were on different machines.
         ports: the lowest and the highest port to listen on; 0 and 0 for any.
-        host_timeout_s: how long a peer's machine may be silent while it is waited for; 0 for ever.
+        host_timeout_s: how long a peer's machine may be silent while it is waited for; 0 for no limit.
     """
 
     fusion_bytes: int = DEFAULTS.fusion_bytes
@@ -421,4 +421,4 @@ class NativeEngine:
             context.close()
 
     def abandon(self) -> None:
-        """Do nothing: the native module recognises a forked process."""
+        """Do nothing: the native module recognizes a forked process."""

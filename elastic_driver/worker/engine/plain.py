@@ -274,7 +274,7 @@ class _Runner:
             failure = error
         except BaseException as error:
             # At the first error, before anything else: closing our own connections notifies ranks that are no
-            # neighbours of the dead one. An error of another kind leaves this rank out of step with its peers.
+            # neighbors of the dead one. An error of another kind leaves this rank out of step with its peers.
             if isinstance(error, MemoryError):
                 self._engine.note_out_of_memory()
             self._engine.abort(in_words(error))

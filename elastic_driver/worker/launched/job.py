@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # How long rank 0 may be silent if its process cannot be seen. After the first round it is there, or gone for good.
 _PATIENCE_S = 5.0
 # On several hosts: how long a machine may acknowledge nothing. Otherwise a machine that is cut off would stay
-# unnoticed, and a job that waits for ever blocks all others. Machines that are only busy acknowledge.
+# unnoticed, and a job that waits forever blocks all others. Machines that are only busy acknowledge.
 _HOST_TIMEOUT_S = 30.0
 # The kernel's name of the hydra process that has started a machine's ranks.
 _PROXY = "hydra_pmi_proxy"

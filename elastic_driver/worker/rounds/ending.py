@@ -21,7 +21,7 @@ def end_process(message: str, exit_code: int) -> NoReturn:
     """
     try:
         text = f"{message}\n{all_stacks()}"
-        # A daemon that may block for ever in its write; the end of the process ends it.
+        # A daemon that may block forever in its write; the end of the process ends it.
         writer = threading.Thread(target=_write, args=(text,), name="elastic-last-words", daemon=True)
         with contextlib.suppress(RuntimeError):  # no thread can be started any more
             writer.start()

@@ -141,7 +141,7 @@ def test_workers_that_fail_before_they_are_ready(make: Make) -> None:
 
 
 def test_a_worker_that_fails_before_it_is_ready_takes_its_host_along(make: Make) -> None:
-    """Its neighbour gets its event, whether or not it waits for the round."""
+    """Its neighbor gets its event, whether or not it waits for the round."""
     driver, rendezvous = make(FixedHosts(TWO_BY_TWO))
     after: dict[int, SlotInfo] = {}
 

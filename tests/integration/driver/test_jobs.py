@@ -229,7 +229,7 @@ def test_all_workers_fail(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("step", "rounds"), [pytest.param(0, 10, marks=pytest.mark.release), (2, 11)])
 def test_a_job_that_fails_at_the_same_step_each_time_ends(tmp_path: Path, step: int, rounds: int) -> None:
-    """Nobody dies in it: without an end it goes round for ever, thousands of times a minute."""
+    """Nobody dies in it: without an end it goes round forever, thousands of times a minute."""
     env = {"FAULT": f"lost 1 {step}", "STEP_S": "0", "COMMIT_EVERY": "100"}
     impatient = (str(PROGRAMS / "impatient.py"),)
     with Job(tmp_path, "localhost:2\n", "-np", "2", env=env, elasticrun=impatient) as job:

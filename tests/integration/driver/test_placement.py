@@ -51,7 +51,7 @@ def test_a_world_of_a_multiple_with_rank_0_on_a_protected_host(tmp_path: Path) -
         check_agreement(job.steps())
 
 
-def test_hosts_of_a_rack_are_neighbours_and_have_whole_groups_of_ranks(tmp_path: Path) -> None:
+def test_hosts_of_a_rack_are_neighbors_and_have_whole_groups_of_ranks(tmp_path: Path) -> None:
     hosts = "localhost:2 rack=a\n127.0.0.1:3 rack=b  # one too many\n127.0.0.2:2 rack=a spot\n"
     with Job(tmp_path, hosts, "-np", "6", "--min-np", "2", "--ranks-per-host-multiple", "2") as job:
         lines = job.wait_for_steps(6)

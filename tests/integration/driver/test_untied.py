@@ -59,7 +59,7 @@ def test_workers_train_on_when_the_driver_is_killed(tmp_path: Path, runtime: Pat
         }
         ((_, alone),) = agents_here().items()
         assert (alone.pid, alone.connected) == (here.pid, False)
-        # Nobody comes: nothing is left for ever.
+        # Nobody comes: nothing is left forever.
         wait_for("the end of all", lambda: not job.leftovers())
         wait_for("the agent's end", lambda: not agents_here())
 

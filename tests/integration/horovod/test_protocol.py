@@ -114,7 +114,7 @@ def test_a_rank_that_leaves_early_is_no_success(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["kill:4:5", pytest.param("exit:4:5:3", marks=pytest.mark.release)])
-def test_who_is_no_neighbour_of_the_dead_resumes_at_once(tmp_path: Path, fault: str) -> None:
+def test_who_is_no_neighbor_of_the_dead_resumes_at_once(tmp_path: Path, fault: str) -> None:
     flags = ("--min-np", "1", "--gloo-timeout-seconds", "1000")  # longer than this test waits
     with job(tmp_path, FIVE, "--steps", "20", "--fault", fault, "--late-put", flags=flags) as one:
         assert one.wait() == 0

@@ -81,7 +81,7 @@ def test_training_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_worker_dies_while_there_is_no_driver(tmp_path: Path) -> None:
-    """The others leave the round at once, also who is no neighbour of the dead, and get the next one later."""
+    """The others leave the round at once, also who is no neighbor of the dead, and get the next one later."""
     with OfHorovod(tmp_path) as job:
         job.begin()
         job.set_hosts("localhost:3\n127.0.0.1:2\n")

@@ -165,7 +165,7 @@ def test_the_label_follows_the_rank_and_the_timestamp_leads() -> None:
     run("asyncio", main)
 
 
-def test_a_relabelled_worker_speaks_under_its_new_rank(tmp_path: Path) -> None:
+def test_a_relabeled_worker_speaks_under_its_new_rank(tmp_path: Path) -> None:
     fifo = tmp_path / "go"
     os.mkfifo(fifo)
 

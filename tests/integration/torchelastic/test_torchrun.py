@@ -89,7 +89,7 @@ def test_failures_growth_at_once_and_loss(a_job: Jobs, rendezvous: RendezvousPro
     assert rows[0]["rank"] == 0
     job.finish("b")
     rendezvous.until("it has ended")
-    # The same id, once more. (torch's own: closed for ever.)
+    # The same id, once more. (torch's own: closed forever.)
     job.start("c")
     assert job.agents["c"].wait(PATIENCE_S) == 0, job.story()
     assert job.steps[-1]["agent"] == "c"

@@ -161,7 +161,7 @@ def _wait_blocked(job: FakeJob, workers: list[WorkerId]) -> None:
 
 
 @pytest.mark.parametrize("backend", EACH)
-def test_first_error_spreads_to_ranks_that_are_no_neighbours(backend: Backend) -> None:
+def test_first_error_spreads_to_ranks_that_are_no_neighbors(backend: Backend) -> None:
     workers = workers_on(a=4)
     with FakeJob(backend=backend, auto=False) as job:  # nobody is told of the death
         job.start(workers, "blocked")

@@ -718,8 +718,8 @@ class Job:
 
     def _audit_protected(self, root: WorkerId, equals: Sequence[WorkerId]) -> None:
         """Of those who could lead the round, one on a protected host does."""
-        labelled = [host.name for host in self.state.discovery.order if "protected" in host.labels]
-        protected = {*labelled, *self.policy.protect}
+        labeled = [host.name for host in self.state.discovery.order if "protected" in host.labels]
+        protected = {*labeled, *self.policy.protect}
         if any(worker.hostname in protected for worker in equals):
             assert root.hostname in protected, "rank 0 is on a host that is not protected"
 

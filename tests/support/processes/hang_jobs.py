@@ -18,7 +18,7 @@ from tests.support.processes.jobs import FORKED, Job
 FRAMES_OF = "hang_program.py"
 # How the end of a suspicion begins that says nothing of the worker: nobody could look.
 UNHEARD = "it did not report for "
-_DISC_MB = 16
+_DISK_MB = 16
 # Whoever started it may die: then its input ends, and nothing stays frozen or mounted.
 _FREEZER = """
 mount -o loop "$1" "$2" && echo mounted || exit 1
@@ -138,7 +138,7 @@ class FrozenDisk:
         folder.mkdir()
         image = folder / "image"
         with image.open("wb") as file:
-            file.truncate(_DISC_MB << 20)
+            file.truncate(_DISK_MB << 20)
         self.folder = folder / "disk"
         self.folder.mkdir()
         subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)

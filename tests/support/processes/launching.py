@@ -161,7 +161,7 @@ class Job:
         await asyncio.to_thread(self.outputs.close)
 
     def children(self) -> list[int]:
-        """This process's children, without those of tests before (multiprocessing's tracker stays for ever)."""
+        """This process's children, without those of tests before (multiprocessing's tracker stays forever)."""
         return [child.pid for child in psutil.Process().children() if child not in self.earlier]
 
     def processes(self) -> list[psutil.Process]:

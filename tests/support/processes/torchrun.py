@@ -16,7 +16,7 @@ from tests.support.processes.rendezvous_process import RendezvousProcess
 
 PATIENCE_S = 150.0
 
-# Trains for ever, and ends when all have seen that the file is there. Each step is a line.
+# Trains forever, and ends when all have seen that the file is there. Each step is a line.
 SCRIPT = """
 import json, os, pathlib, time
 import torch, torch.distributed as dist

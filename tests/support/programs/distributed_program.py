@@ -205,7 +205,7 @@ def begin_anew(state: Any) -> None:
 
 
 def fsdp_state(hvd: Any, *, copies: bool = True, load: Any = None, pairs: bool = False, device: str = "cpu") -> Any:
-    """With ``pairs``, two neighbouring ranks divide each layer by tensor parallelism."""
+    """With ``pairs``, two neighboring ranks divide each layer by tensor parallelism."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module

@@ -2,7 +2,7 @@
 
 Environment: STEP_LOG (file), STEPS (number), STEP_S (seconds a step takes), STEP_GROWS (each takes so many times as
 long as the one before, so that an epoch is not over before a test has done what it has to), BALLAST (bytes that each
-commit has besides), LOCAL_DISCS (folder; each host has a folder of its own in it for its commits, as if on a disk of
+commit has besides), LOCAL_DISKS (folder; each host has a folder of its own in it for its commits, as if on a disk of
 its own),
 SAMPLES (that many samples of one epoch are gone through by an ElasticSampler, and STEPS does not count), STOP (file;
 when it is there, the training ends at the next step).
@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-if "LOCAL_DISCS" in os.environ:
-    os.environ["ELASTIC_DRIVER_DURABLE_DIR"] = f"{os.environ['LOCAL_DISCS']}/{os.environ['HOROVOD_HOSTNAME']}"
+if "LOCAL_DISKS" in os.environ:
+    os.environ["ELASTIC_DRIVER_DURABLE_DIR"] = f"{os.environ['LOCAL_DISKS']}/{os.environ['HOROVOD_HOSTNAME']}"
 
 import numpy as np
 

@@ -2,7 +2,7 @@
 
 Environment: STEP_LOG (file: a JSON line a step), STEPS, STEP_S (seconds of work a step), STANDS ("KIND RANK STEP...";
 a RANK of -1 stands for all), ONCE (beginning of the names of files that mark that it has happened), MARK_FILE (gets a
-line whenever it begins), and for some kinds WHERE (a file) and LASTS_S (seconds; for ever without it). It lasts longer
+line whenever it begins), and for some kinds WHERE (a file) and LASTS_S (seconds; forever without it). It lasts longer
 where the machine is so busy that steps are slow: always at least 25 of the slowest ones (a suspicion takes 10; but who
 looks once a second takes a step of half a second for one of a whole one). One rank alone stands later than told, where
 steps have taken QUICK_S or longer lately: the proof against it takes 60 of the slowest.

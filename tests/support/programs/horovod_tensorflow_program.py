@@ -1,6 +1,6 @@
 """horovod_program.py for TensorFlow: a training with Horovod's DistributedGradientTape.
 
-Its state is an ObjectState: to make a TensorFlowState is a collective, in which one that comes later waits for ever.
+Its state is an ObjectState: to make a TensorFlowState is a collective, in which one that comes later waits forever.
 
 Environment: STEP_LOG (file), STEPS, STEP_S.
 """

@@ -160,7 +160,7 @@ class Context:
             raise InitError(f"{self.scope}: the barrier failed: {error}") from None
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all, by rank, round a ring: who is no neighbour of the dead waits."""
+        """The values of all, by rank, round a ring: who is no neighbor of the dead waits."""
         values: list[Any] = [None] * self.size
         values[self.rank] = value
         right = self.peers.get((self.rank + 1) % self.size)
@@ -181,7 +181,7 @@ class Context:
         return values
 
     def _wait(self, left: socket.socket, right: socket.socket) -> None:
-        """Until the left neighbour has sent something, or the right one is gone."""
+        """Until the left neighbor has sent something, or the right one is gone."""
         poll = select.poll()
         poll.register(left, select.POLLIN)
         if right is not left:

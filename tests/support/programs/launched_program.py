@@ -162,7 +162,7 @@ def horovod() -> None:
 def group() -> None:
     """A rank dies while others wait for it in torch's own process group, where no collective of ours tells of it.
 
-    In a ring of four Gloo's broadcast has ranks wait that are no neighbours of the one that dies.
+    In a ring of four Gloo's broadcast has ranks wait that are no neighbors of the one that dies.
     """
     import torch
     import torch.distributed as dist

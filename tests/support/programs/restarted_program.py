@@ -1,7 +1,7 @@
 """A training for torchrun, without torch: its ranks meet at MASTER_ADDR and MASTER_PORT, and do each step together.
 
 Writes a JSON line a step, each rank its own. Rank 0 keeps the last step in a file, from which the next generation goes
-on. Who has lost another waits for ever, as in a collective: the launcher has to end it.
+on. Who has lost another waits forever, as in a collective: the launcher has to end it.
 
 Environment: STEP_LOG, STEP_S, LAST (a file that says the last step once it is there), CHECKPOINT (rank 0's file).
 """

@@ -42,7 +42,7 @@ one.init(comm=[0])
 
 
 class Agent(http.server.ThreadingHTTPServer):
-    """Answers what it is told to, in turn; the last for ever."""
+    """Answers what it is told to, in turn; the last forever."""
 
     def __init__(self, *answers: bytes) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

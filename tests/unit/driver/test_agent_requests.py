@@ -57,7 +57,7 @@ from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 pytestmark = pytest.mark.unit
 
 A, A1, B = WorkerId("a", 0, 0), WorkerId("a", 1, 0), WorkerId("b", 0, 0)
-DISC = DiskReport("id", "/d", 3, 9, "", drivers=True)
+DISK = DiskReport("id", "/d", 3, 9, "", drivers=True)
 
 
 class Link:
@@ -215,7 +215,7 @@ def test_a_worker_that_speaks_of_what_can_not_be_is_told_why() -> None:
         ready(B),
         Running(RunningReport(B, 1, 0)),
         Heard({B.key: (1, False)}, [], []),
-        OnDisk(B.key, DISC),
+        OnDisk(B.key, DISK),
         Ask(1, B.key, "status", [], b""),
         Ask(1, "nobody", "status", [], b""),
         VitalsSeen({B.key: Vitals(1.0, 2)}),

@@ -443,7 +443,7 @@ def test_a_reader_that_has_gone_is_said_once_and_borne() -> None:
     os.close(out_write)
     os.close(err_write)
     assert reader.text() == (
-        "elasticrun: warning: cannot write to stdout: nobody reads it any more (broken pipe); continuing without "
+        "elasticrun: warning: cannot write to stdout: its reader has closed it (broken pipe); continuing without "
         "it\nelasticrun: still here\n"
     )
 
@@ -465,7 +465,7 @@ def test_a_stopped_reader_stops_nobody_and_loses_nothing() -> None:
     console = Console(stdout=out_write, stderr=err_write)
     lines = [b"%06d %s\n" % (number, b"x" * 1000) for number in range(1000)]
     for line in lines:
-        console.write("stdout", line)  # far more than a pipe holds: would block for ever
+        console.write("stdout", line)  # far more than a pipe holds: would block forever
     out, err = Reader(out_read), Reader(err_read)
     console.__exit__(None, None, None)
     os.close(out_write)

@@ -164,7 +164,7 @@ def test_a_reader_that_goes_ends_the_log_only(tmp_path: Path) -> None:
         log.write("one")
         log.write("two")
     assert said == [
-        f"cannot write the event log {tmp_path / 'e'}: nobody reads it any more (broken pipe); continuing without it"
+        f"cannot write the event log {tmp_path / 'e'}: its reader has closed it (broken pipe); continuing without it"
     ]
 
 

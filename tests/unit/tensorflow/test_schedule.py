@@ -149,7 +149,7 @@ def test_an_error_ends_what_runs_and_cancels_what_waits(schedule: Schedule[str])
     assert schedule.take(0) is None, "nobody takes anything now"
     with pytest.raises(ValueError, match="closures are running"):
         schedule.end_raising()
-    assert schedule.put_back(1) == "y", "it is cancelled, and not put back"
+    assert schedule.put_back(1) == "y", "it is canceled, and not put back"
     assert schedule.end_raising() == (error, ("z",))
     assert schedule.is_done
     assert schedule.error is None

@@ -264,7 +264,7 @@ def test_the_error_says_what_is_gone_what_needs_it_and_what_has_it(lacks: Any) -
         f"cannot use hvd.compile_ahead() with torch {torch.__version__}: torch._part is gone. It works with torch "
         + ", ".join(f"{version}.x" for version in TRIED_WITH)
     )
-    assert not isinstance(caught.value, HorovodInternalError), "which would be tried again for ever"
+    assert not isinstance(caught.value, HorovodInternalError), "which would be tried again forever"
 
 
 def test_what_is_lost_is_named_before_a_job_meets_it(lacks: Any) -> None:

@@ -79,7 +79,7 @@ def test_a_listed_host_is_told_of_when_it_has_an_agent() -> None:
         await rest()
         assert core.heard == []
         fleet.arrives("b")
-        await asyncio.sleep(5.1)  # it does not wait for the other for ever
+        await asyncio.sleep(5.1)  # it does not wait for the other forever
         assert core.heard[0] == (B,)
         assert core.discovery.down() == {"a"}
         assert core.settled == 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_driver.launch.fleet.link_figures import Figures, barred, late_links, matchings, neighbours, slow_links
+from elastic_driver.launch.fleet.link_figures import Figures, barred, late_links, matchings, neighbors, slow_links
 
 pytestmark = pytest.mark.unit
 
@@ -76,9 +76,9 @@ def test_turns_of_measuring(count: int, data: st.DataObject) -> None:
 
 
 @given(st.integers(0, 30), st.integers(1, 8))
-def test_neighbours(count: int, most: int) -> None:
+def test_neighbors(count: int, most: int) -> None:
     hosts = [f"h{number}" for number in range(count)]
-    near = neighbours(hosts, most)
+    near = neighbors(hosts, most)
     assert list(near) == hosts
     for host, others in near.items():
         assert host not in others

@@ -39,7 +39,7 @@ def lists_for_ever() -> bytes:
     ],
 )
 def test_a_small_one_costs_little(data: bytes) -> None:
-    """It is refused before anything is built of it, which would take for ever."""
+    """It is refused before anything is built of it, which would take forever."""
     with pytest.raises(RendezvousProtocolError, match="it reuses its parts too often"):
         parse_registration(base64.b64encode(data))
 
