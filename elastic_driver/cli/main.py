@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if subcommand is not None:
             if place is not None:
                 place.leave(None)
-            return _unless_nobody_reads(subcommand, words[1:])
+            return _run_subcommand(subcommand, words[1:])
         options = _options_of(os.environ)
         if not options:
             _refuse_slips(words)
@@ -201,7 +201,7 @@ def _refuse_slips(words: Sequence[str]) -> None:
     """Report likely mistakes before the less helpful message that -np is missing.
 
     Raises:
-        SettingsError: there are no words at all, or the first one looks like a misspelt subcommand.
+        SettingsError: there are no words at all, or the first one looks like a subcommand that does not exist.
     """
     if not words:
         raise SettingsError(
@@ -211,7 +211,9 @@ def _refuse_slips(words: Sequence[str]) -> None:
     if word.isalpha() and shutil.which(word) is None:
         from elastic_driver.cli.completion import SUBCOMMANDS
 
-        near = difflib.get_close_matches(word, SUBCOMMANDS, n=1)
+        if word == "run" and not Path(word).exists():
+            raise SettingsError("there is no subcommand run: elasticrun -np N COMMAND starts a job")
+        near = difflib.get_close_matches(word, (*SUBCOMMANDS, "help", "version"), n=1)
         if near:
             raise SettingsError(f"there is no subcommand {word} (did you mean {near[0]}?), and no such command")
 
@@ -232,7 +234,7 @@ def _options_of(environ: MutableMapping[str, str]) -> list[str]:
     return words
 
 
-def _unless_nobody_reads(subcommand: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
+def _run_subcommand(subcommand: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
     """Run a subcommand. It exits silently when its reader has closed the pipe (``elasticrun status | head``).
 
     If its output cannot be written because a disk is full (``elasticrun doctor > FILE``), it reports that in one line.

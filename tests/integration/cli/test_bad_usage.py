@@ -128,6 +128,10 @@ def program(tmp_path: Path, name: str, text: str, mode: int = 0o755) -> str:
         ("", "no command to run: expected, for example, elasticrun -np 2 python train.py (see elasticrun --help)"),
         ("stats", "there is no subcommand stats (did you mean status?), and no such command"),
         ("repot events.jsonl -o job.svg", "there is no subcommand repot (did you mean report?)"),
+        ("hlep", "there is no subcommand hlep (did you mean help?), and no such command"),
+        ("verison", "there is no subcommand verison (did you mean version?), and no such command"),
+        ("run python train.py", "there is no subcommand run: elasticrun -np N COMMAND starts a job"),
+        ("run -np 2 python train.py", "there is no subcommand run: elasticrun -np N COMMAND starts a job"),
         ("./stats", "-np is missing"),
         ("-np 2 stats", "cannot find the command 'stats'"),
         ("true", "-np is missing"),
@@ -193,6 +197,13 @@ def test_bad_flags(called: Run, words: str, complaint: str) -> None:
     assert ran.only_line().startswith(("elasticrun: error: ", "elasticrun: job failed: "))
     assert complaint in ran.err
     assert ran.out == ""
+
+
+def test_a_command_named_run_in_the_folder_is_no_slip(called: Run, tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    ran = called("run", "-np", "2")
+    assert ran.code == 2
+    assert "-np is missing" in ran.only_line()
 
 
 @pytest.mark.parametrize("name", ["HOROVOD_ELASTIC_TIMEOUT", "HOROVOD_START_TIMEOUT", "HOROVOD_GLOO_TIMEOUT_SECONDS"])
@@ -496,7 +507,7 @@ def test_closed_streams_do_not_mix_with_files(tmp_path: Path) -> None:
 def test_a_reader_that_has_gone_does_not_end_the_job(tmp_path: Path) -> None:
     words = ("-np", "1", "sh", "-c", "yes | head -c 1000000; exit 5")
     ran = in_shell(tmp_path, *words, streams="| head -c 100 >/dev/null")
-    assert "cannot write to stdout: nobody reads it any more (broken pipe); continuing without it" in ran.err
+    assert "cannot write to stdout: its reader has closed it (broken pipe); continuing without it" in ran.err
     assert "worker localhost[0] (rank 0) exited with code 5, within the first 60 s" in ran.err.splitlines()[-1]
 
 
