@@ -5,6 +5,7 @@
   a file that does not exist stays unchanged, and MkDocs rejects it.
 - Lists and tables follow CommonMark. Python-Markdown requires an indent of four columns for each level of a list, and a
   blank line before a list or a table: :func:`as_python_markdown` adds these.
+- Search leaves out source files, except those that users copy from, and ranks pages for developers below the others.
 - In ``nav``, a pattern such as ``howto/*.md`` stands for the pages that match it and are not named elsewhere. It may
   match no page.
 """
@@ -30,6 +31,11 @@ TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG
 SOURCE = "source"
 LANGUAGES = {".py": "python", ".sh": "sh", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".md": "markdown"}
 
+# Folders of source files that users copy from. Search finds these, and no other source files.
+COPIED = (f"{SOURCE}/examples/", f"{SOURCE}/deploy/")
+# How search weighs pages of a folder; all others weigh 1.
+BOOSTS = {f"{SOURCE}/": 0.2, "decisions/": 0.2, "worlds/": 0.2, "reference/python/": 0.5, "changelog.md": 0.2}
+
 _LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 _FENCE = re.compile(r"^ *(```+|~~~+)")
 _ITEM = re.compile(r"^( *)([-*+]|\d+[.)])( +)(.*)$")
@@ -53,8 +59,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     """Point links at pages of the site, and write lists and tables as Python-Markdown reads them."""
     place = page.file.src_uri
+    page.meta.setdefault("search", search_settings(place))
     folder = posixpath.dirname(_original(place))
     return as_python_markdown(_outside_of_fences(markdown, lambda text: _relinked(text, folder, place)))
+
+
+def search_settings(place: str) -> dict[str, Any]:
+    """Return the settings of Material's search for a page."""
+    if place.startswith(f"{SOURCE}/") and not place.startswith(COPIED):
+        return {"exclude": True}
+    return {"boost": next((boost for folder, boost in BOOSTS.items() if place.startswith(folder)), 1)}
 
 
 def as_python_markdown(text: str) -> str:
