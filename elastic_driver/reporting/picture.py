@@ -142,8 +142,9 @@ class _Layout:
 
 _WIDE = _Layout("wide", 1200, left=150, right=24, margin=16, ticks=14, most_pieces=2000, most_bytes=550_000)
 _NARROW = _Layout("narrow", 360, left=12, right=12, margin=12, ticks=4, most_pieces=300, most_bytes=250_000)
-# A phone reports its own width, even if it shows a picture as if on a wide screen.
-_IS_NARROW = "(max-width:600px),(max-device-width:600px)"
+# A phone reports its own width, even if it shows a picture as if on a wide screen. Chromium reports a device of width 0
+# for a picture in an <img>.
+_IS_NARROW = "(max-width:600px),(min-device-width:1px) and (max-device-width:600px)"
 
 
 _SIZE = re.compile(r'width="([\d.]+)" height="([\d.]+)"')
