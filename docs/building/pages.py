@@ -33,8 +33,17 @@ LANGUAGES = {".py": "python", ".sh": "sh", ".yaml": "yaml", ".yml": "yaml", ".js
 
 # Folders of source files that users copy from. Search finds these, and no other source files.
 COPIED = (f"{SOURCE}/examples/", f"{SOURCE}/deploy/")
-# How search weighs pages of a folder; all others weigh 1.
-BOOSTS = {f"{SOURCE}/": 0.2, "decisions/": 0.2, "worlds/": 0.2, "reference/python/": 0.5, "changelog.md": 0.2}
+# How search weighs pages whose paths begin so; all others weigh 1.
+BOOSTS = {
+    f"{SOURCE}/": 0.2,
+    "changelog.md": 0.2,
+    "decisions/": 0.2,
+    "events.md": 0.3,
+    "kubernetes": 0.6,
+    "reference/flags.md": 3,
+    "reference/python/": 0.5,
+    "worlds/": 0.2,
+}
 
 _LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 _FENCE = re.compile(r"^ *(```+|~~~+)")
@@ -68,7 +77,7 @@ def search_settings(place: str) -> dict[str, Any]:
     """Return the settings of Material's search for a page."""
     if place.startswith(f"{SOURCE}/") and not place.startswith(COPIED):
         return {"exclude": True}
-    return {"boost": next((boost for folder, boost in BOOSTS.items() if place.startswith(folder)), 1)}
+    return {"boost": next((boost for begin, boost in BOOSTS.items() if place.startswith(begin)), 1)}
 
 
 def as_python_markdown(text: str) -> str:

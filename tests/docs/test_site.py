@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urldefrag
@@ -19,6 +20,8 @@ from elastic_driver.cli.flags import build_parser
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.docs
+
+_FOUND = "return [...document.querySelectorAll('.md-search-result__item > a')].map(link => link.href)"
 
 
 def pages(site: Path) -> list[Path]:
@@ -101,9 +104,43 @@ def test_search_finds(site: Path, word: str) -> None:
 
 
 def test_search_works_from_files(site: Path) -> None:
-    """Chromium is not asked here; what it needs for pages that are read from files is there."""
+    """What a browser needs for pages that are read from files is there."""
     assert (site / "search" / "search_index.js").is_file()
     assert "javascripts/iframe-worker.js" in (site / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("--standalone", "torchrun_flags.html"),
+        ("-np", "reference/flags.html"),
+        ("elasticrun: warning: worker 10.0.0.1[1] killed by SIGKILL", "troubleshooting.html"),
+        ("breakpoint()", "debugging.html"),
+        ("sbatch", "howto/start-agents.html"),
+        ("waiting for slots", "troubleshooting.html"),
+        ("NFS", "durable.html"),
+    ],
+)
+def test_the_search_box_finds(site: Path, chromium: Any, query: str, page: str) -> None:
+    """Flags and pasted messages, too, which the search's own syntax would reject."""
+    chromium.get((site / "index.html").as_uri())
+    box = chromium.find_element("css selector", ".md-search__input")
+    chromium.execute_script("document.getElementById('__search').click()")
+    chromium.execute_script("arguments[0].value = arguments[1]", box, query)
+    end, found = time.monotonic() + 60, []
+    while not found and time.monotonic() < end:
+        chromium.execute_script("arguments[0].dispatchEvent(new Event('keyup'))", box)
+        time.sleep(0.2)
+        found = chromium.execute_script(_FOUND)
+    assert any(page in each for each in found[:10]), found
+    assert not chromium.get_log("browser")
+
+
+def test_source_files_are_not_found_unless_users_copy_them(site: Path) -> None:
+    entries = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
+    sources = {entry["location"] for entry in entries if entry["location"].startswith("source/")}
+    assert sources
+    assert all(source.startswith(("source/examples/", "source/deploy/")) for source in sources)
 
 
 @pytest.mark.parametrize(
