@@ -206,7 +206,7 @@ std::vector<ControlLink::Frame> ControlLink::receive(int timeout_ms) {
     uint32_t size;
     while (peer.received.size() - at >= sizeof(size)) {
       std::memcpy(&size, peer.received.data() + at, sizeof(size));
-      if (size > kMostBytes) throw CollectiveError("rank " + std::to_string(peer.rank) + " sends rubbish");
+      if (size > kMostBytes) throw CollectiveError("rank " + std::to_string(peer.rank) + " sent an invalid message");
       if (peer.received.size() - at - sizeof(size) < size) break;
       frames.push_back({peer.rank, peer.received.substr(at + sizeof(size), size)});
       at += sizeof(size) + size;
@@ -234,11 +234,11 @@ std::map<int, std::string> ControlLink::receive_all(Clock::time_point deadline, 
         if (received.count(peer.rank) == 0) missing.push_back(peer.rank);
       }
       std::sort(missing.begin(), missing.end());
-      throw CollectiveTimeout("nothing came in time from " + named(missing));
+      throw CollectiveTimeout("no message arrived in time from " + named(missing));
     }
     for (Frame& frame : receive(kSliceMs)) {
       if (!received.emplace(frame.rank, std::move(frame.bytes)).second) {
-        throw CollectiveError("rank " + std::to_string(frame.rank) + " sends rubbish");
+        throw CollectiveError("rank " + std::to_string(frame.rank) + " sent an invalid message");
       }
     }
   }

@@ -154,10 +154,10 @@ std::map<int, SegmentName> Meeting::find_neighbours(const SharedMemory& own, Acq
   int next = 0;
   for (uint64_t runs = reader.number(); runs > 0; --runs) {
     const uint64_t number = reader.number(), count = reader.number();
-    if (count > static_cast<uint64_t>(size_ - next)) throw CollectiveError("rank 0 knows more ranks than there are");
+    if (count > static_cast<uint64_t>(size_ - next)) throw CollectiveError("rank 0 lists more ranks than the job has");
     for (uint64_t i = 0; i < count; ++i) machines[number].push_back(next++);
   }
-  if (next != size_) throw CollectiveError("rank 0 does not know all ranks");
+  if (next != size_) throw CollectiveError("rank 0 does not list all ranks");
   for (auto& [number, ranks] : machines) known.machines.push_back(std::move(ranks));
   std::sort(known.machines.begin(), known.machines.end());
   std::map<int, SegmentName> names;
@@ -245,7 +245,7 @@ std::vector<std::string> Meeting::gather(const std::string& given, size_t own) {
   std::vector<std::string> all;
   for (int rank = 0; rank < size_; ++rank) {
     const uint64_t number = reader.number();
-    if (number >= table.size()) throw CollectiveError("cannot read what rank 0 tells of the others");
+    if (number >= table.size()) throw CollectiveError("cannot read rank 0's data about the other ranks");
     all.push_back(std::string(table[number]).append(reader.text()));
   }
   return all;

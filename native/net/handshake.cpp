@@ -136,7 +136,7 @@ class Handshakes {
     missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
     std::string text = "cannot connect in time to " + named(missing);
     if (strangers_ != 0) {
-      text += "; " + std::to_string(strangers_) + " connections came from elsewhere, or were given up, meanwhile";
+      text += "; " + std::to_string(strangers_) + " other connections were closed meanwhile";
     }
     return text;
   }
