@@ -102,18 +102,24 @@ class HostEvents:
         """Warn once that the machine of this process goes away."""
         if not self._told_own_end:
             self._told_own_end = True
-            settings = self._settings
-            after = "its progress will be lost (--durable-dir would keep it)"
-            if settings.durable_dir is not None:
-                after = f"if started again, it resumes from the last commit in {settings.durable_dir}"
-            elif not self._stepper.state.policy.on_change.has_commits:
-                after = "if started again, it resumes from its script's checkpoint"
-            ends = "the job ends with it, on all hosts"
-            if settings.has_journal:
-                limit = in_seconds(settings.driver_timeout_s)
-                ends = f"workers on other hosts continue for up to {limit}: start a driver there with --journal"
-            text = f"the driver's own machine goes away in {in_seconds(within_s)} ({why}): {ends}"
-            self._chronicle.warning(f"{text}; {after}")
+            self._chronicle.warning(
+                f"the driver's own machine goes away in {in_seconds(within_s)} ({why}): {self._after_own_end()}"
+            )
+
+    def _after_own_end(self) -> str:
+        """Return what becomes of the job when the machine of this process has gone away."""
+        settings = self._settings
+        if settings.has_etcd:  # a journal in a folder goes away with the machine
+            return (
+                f"workers on other hosts continue for up to {in_seconds(settings.driver_timeout_s)}, until another "
+                "driver takes over: run the same command there, unless one stands by"
+            )
+        after = "its progress will be lost (--durable-dir would keep it)"
+        if settings.durable_dir is not None:
+            after = f"if started again, it resumes from the last commit in {settings.durable_dir}"
+        elif not self._stepper.state.policy.on_change.has_commits:
+            after = "if started again, it resumes from its script's checkpoint"
+        return f"the job ends with it, on all hosts; {after}"
 
     def no_host_can_be_used(self, reasons: str) -> None:
         """Post that no host can be used, unless hosts may join by themselves."""

@@ -62,12 +62,12 @@ class Mechanism:
         """Return why it cannot be used here; "" if it can.
 
         Raises:
-            OSError: no descriptor is free, so the probe has no result.
+            OSError: no descriptor, process or memory is free, so the probe has no result.
         """
         try:
             self.probe()
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
                 raise
             return in_words(error)
         return ""
@@ -83,6 +83,8 @@ def _child() -> Iterator[int]:
 
     The probes of access to another process need one: Yama lets a process do anything to itself.
     """
+    if not sys.executable:
+        raise OSError(errno.EAGAIN, "cannot tell which Python runs this program")
     waits = [sys.executable, "-I", "-S", "-c", "import os; os.read(0, 1)"]
     with subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
         yield child.pid

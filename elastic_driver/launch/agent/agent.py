@@ -351,8 +351,8 @@ class Agent:
 
     def take(self, message: AgentMessage) -> None:
         """Hand a message to the part that it is for."""
-        if self._workers is None:
-            return  # the agent is ending, since it could not start
+        if self._workers is None or self._ended.done():
+            return  # the agent is ending: it could not start, or has failed
         match message:
             case Round(round_id):
                 self._rounds.begin_round(round_id)
@@ -634,8 +634,9 @@ class Agent:
         return bool(job) and job == self._job_id and self._workers is not None and not self._link.connected
 
     def failed(self, error: BaseException) -> None:
-        """End after an unexpected error."""
-        self._end(End(AgentEnd.FAILED, 1, shortage(error) or _internal(error, _who_says(self._bootstrap))))
+        """End after an unexpected error, the first one."""
+        if not self._ended.done():
+            self._end(End(AgentEnd.FAILED, 1, shortage(error) or _internal(error, _who_says(self._bootstrap))))
 
     def _say(self, text: str) -> None:
         _say(text, _who_says(self._bootstrap))

@@ -484,9 +484,9 @@ class DriverLink:
     def _on_frame(self, line: _Line, frame: Frame) -> None:
         try:
             self._received(line, frame)
-        except (RendezvousProtocolError, OSError, MemoryError):
-            raise  # the connection breaks, and the driver sends the message again on the next one
-        except Exception as error:
+        except RendezvousProtocolError:
+            raise
+        except Exception as error:  # what the message ordered is not done, and the driver does not send it again
             self._owner.failed(error)
 
     def _received(self, line: _Line, frame: Frame) -> None:

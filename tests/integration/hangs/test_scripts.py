@@ -25,7 +25,7 @@ def test_a_rank_that_sleeps_while_the_others_wait_in_gloo(tmp_path: Path) -> Non
         (suspected,) = job.events("worker_suspected")
         assert (suspected["rank"], suspected["kind"], suspected["ends_s"]) == (1, "awaited", None)
         assert suspected["why"].startswith("its main thread waits for a sleep to end, and others are idle; no rank")
-        assert cleared["why"] == "it goes on"
+        assert cleared["why"] == "it makes progress again"
 
 
 def test_a_node_that_is_stopped_with_its_worker(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ from elastic_driver.core.state import Policy, new_state
 from elastic_driver.driver.host_events import HostEvents
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.reporting.chronicle import Chronicle
-from elastic_driver.settings.journal_place import JournalPlace
+from elastic_driver.settings.journal_place import JournalPlace, place_of
 from elastic_driver.settings.settings import Settings
 
 pytestmark = pytest.mark.unit
+
+IN_ETCD = place_of("etcd://localhost:2379/job", "/key")
 
 
 def failed(*given: object) -> None:
@@ -34,9 +36,13 @@ def failed(*given: object) -> None:
             "the job ends with it, on all hosts; if started again, it resumes from the last commit in /data",
         ),
         (
-            {"journal": JournalPlace(Path("/journal")), "driver_timeout_s": 90.0, "durable_dir": Path("/data")},
-            "workers on other hosts continue for up to 90 s: start a driver there with --journal; "
-            "if started again, it resumes from the last commit in /data",
+            {"journal": JournalPlace(Path("/journal"))},
+            "the job ends with it, on all hosts; its progress will be lost (--durable-dir would keep it)",
+        ),
+        (
+            {"journal": IN_ETCD, "driver_timeout_s": 90.0, "durable_dir": Path("/data")},
+            "workers on other hosts continue for up to 90 s, until another driver takes over: run the same command "
+            "there, unless one stands by",
         ),
     ],
 )
