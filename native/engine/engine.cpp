@@ -88,8 +88,8 @@ void Engine::connect(const std::string& where, Seconds timeout) {
     unshared_ = std::move(known.unshared);
     const Interruption interruption(aborted_, [this] { throw_if_aborted(); });
     std::unique_ptr<LocalPlane> plane;
-    if (!known.neighbours.empty()) {
-      plane = std::make_unique<LocalPlane>(memory_.segment, std::move(known.neighbours), known.direct_reads,
+    if (!known.neighbors.empty()) {
+      plane = std::make_unique<LocalPlane>(memory_.segment, std::move(known.neighbors), known.direct_reads,
                                            interruption, [this] { look(); });
     }
     const auto segment = plane ? memory_.segment : nullptr;

@@ -135,14 +135,14 @@ std::string Meeting::consult(std::string words,
 
 Acquaintance Meeting::introduce(const SharedMemory& own) {
   Acquaintance known;
-  const std::map<int, SegmentName> names = find_neighbours(own, known);
+  const std::map<int, SegmentName> names = find_neighbors(own, known);
   agree_on_memory(own, names, known);
   return known;
 }
 
 // Rank 0 gets each rank's machine and segment. It sends each rank the ranks by machine, as runs over the ranks, and the
 // segments of its neighbors. At this point, the machines are as if all ranks could share memory.
-std::map<int, SegmentName> Meeting::find_neighbours(const SharedMemory& own, Acquaintance& known) {
+std::map<int, SegmentName> Meeting::find_neighbors(const SharedMemory& own, Acquaintance& known) {
   Writer words;
   words.text(own.machine);
   if (own.segment) write_name(words, own.segment->name());
@@ -176,7 +176,7 @@ void Meeting::agree_on_memory(const SharedMemory& own, const std::map<int, Segme
   std::vector<pid_t> processes;
   try {
     for (const auto& [rank, name] : names) {
-      known.neighbours.push_back(std::make_unique<PeerSegment>(rank, name));
+      known.neighbors.push_back(std::make_unique<PeerSegment>(rank, name));
       processes.push_back(name.pid);
     }
   } catch (const CollectiveError& error) {
@@ -184,7 +184,7 @@ void Meeting::agree_on_memory(const SharedMemory& own, const std::map<int, Segme
     mine.unshared = error.what();
   }
   const auto reads_all = [&] {
-    return own.direct_reads && std::all_of(known.neighbours.begin(), known.neighbours.end(),
+    return own.direct_reads && std::all_of(known.neighbors.begin(), known.neighbors.end(),
                                            [](const auto& peer) { return peer->can_read_private(); });
   };
   const auto agree = [&] {
@@ -215,7 +215,7 @@ void Meeting::agree_on_memory(const SharedMemory& own, const std::map<int, Segme
   known.unshared = verdict.unshared;
   known.direct_reads = verdict.direct;
   if (verdict.mapped) return;
-  known.neighbours.clear();
+  known.neighbors.clear();
   known.machines.clear();
   for (int rank = 0; rank < size_; ++rank) known.machines.push_back({rank});
 }

@@ -32,7 +32,7 @@ struct Acquaintance {
   // Why ranks of one machine do not share memory; "" if they do.
   std::string unshared;
   // The other ranks of this machine. Empty if memory is not shared.
-  std::vector<std::unique_ptr<PeerSegment>> neighbours;
+  std::vector<std::unique_ptr<PeerSegment>> neighbors;
   bool direct_reads = false;  // whether all read each other's private memory
 };
 
@@ -54,7 +54,7 @@ class Meeting {
   using Answers = std::function<std::string(int rank)>;
   // Sends this rank's words to rank 0, where `decide` turns all ranks' words into answers. Returns this rank's answer.
   std::string consult(std::string words, const std::function<Answers(const std::map<int, std::string>&)>& decide);
-  std::map<int, SegmentName> find_neighbours(const SharedMemory& own, Acquaintance& known);
+  std::map<int, SegmentName> find_neighbors(const SharedMemory& own, Acquaintance& known);
   void agree_on_memory(const SharedMemory& own, const std::map<int, SegmentName>& names, Acquaintance& known);
 
   ControlLink& link_;

@@ -93,20 +93,22 @@ def broken(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> Iterator[l
 
 
 @contextmanager
-def held(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[None]:
-    """A method of files does nothing meanwhile, and then what it was called for."""
-    free, whole = threading.Event(), getattr(RecordFile, name)
+def held(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[Callable[[], None]]:
+    """Delay all calls of a method of files to the end of the block. Yields a function that releases one before."""
+    free, is_over, whole = threading.Semaphore(0), threading.Event(), getattr(RecordFile, name)
 
     def wait(*given: Any) -> Any:
-        free.wait()
+        if not is_over.is_set():
+            free.acquire()
         return whole(*given)
 
     with monkeypatch.context() as patch:
         patch.setattr(RecordFile, name, wait)
         try:
-            yield
+            yield free.release
         finally:
-            free.set()
+            is_over.set()
+            free.release(100)  # one for each call that waits
 
 
 def test_it_begins_with_a_file_of_its_own_and_goes_on_in_it(tmp_path: Path) -> None:
@@ -175,15 +177,18 @@ def test_a_fact_is_on_disk_with_the_next_record_or_at_once_where_there_is_none(
 def test_the_write_before_a_facts_own_does_not_count_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(world: World) -> None:
         await world.write()
-        seen: list[list[list[str]]] = []
-        with held(monkeypatch, "append"):
+        called: list[int] = []
+        with held(monkeypatch, "append") as release_one:
             writing = asyncio.ensure_future(world.write(world.step()))
             await asyncio.sleep(0)
             world.journal.keep(LeaverKept("a", 1.0))
-            world.journal.when_kept(lambda: seen.append(records(world)))
-        await writing
+            world.journal.when_kept(lambda: called.append(1))
+            release_one()
+            await writing
+            await asyncio.sleep(0)
+            assert (called, records(world)) == ([], [["Stepped"]])
         await kept(world)
-        assert seen == [[["Stepped"], ["Kept"]]]
+        assert called == [1]
 
     play(tmp_path, test)
 
