@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_driver.errors import in_words
+from elastic_driver.errors import in_words, shortage
 from elastic_driver.system.cgroups import memory_files
 from elastic_driver.system.kernel import F_OFD_GETLK, check_pidfds, lock_file, memory_file, pidfd_getfd, pidfd_open
 
@@ -67,7 +67,7 @@ class Mechanism:
         try:
             self.probe()
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
+            if shortage(error):
                 raise
             return in_words(error)
         return ""

@@ -5,18 +5,16 @@ Owns the format of such a name, and reads /proc. With a name one can check wheth
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from dataclasses import dataclass
 from typing import Self
 
+from elastic_driver.errors import shortage
 from elastic_driver.system.kernel import pidfd_open, pidfd_send_signal
 
 # The states in /proc/PID/stat (proc(5)) of a process that has ended.
 _ENDED = ("Z", "X", "x")
-# Errors of a full process or system.
-_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # More than 52 numbers and a name need.
 _STAT_BYTES = 8192
 
@@ -72,7 +70,7 @@ class ProcessName:
         try:
             state, started = look_up(self.pid)
         except OSError as error:
-            return "?" if error.errno in _FULL else None
+            return "?" if shortage(error) else None
         except (ValueError, IndexError):
             return None
         return state if started == self.started and state not in _ENDED else None
