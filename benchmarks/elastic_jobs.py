@@ -336,7 +336,7 @@ class TorchrunJob(Job):
 def normal_step(lines: list[dict[str, Any]], pids: set[int], before: float) -> float:
     """The median step of these processes until then, seconds."""
     times = [sorted(line["time"] for line in lines if line["pid"] == pid and line["time"] < before) for pid in pids]
-    every: list[float] = [b - a for one in times for a, b in itertools.pairwise(one)][-200:]
+    every: list[float] = [b - a for of_worker in times for a, b in itertools.pairwise(of_worker)][-200:]
     return statistics.median(every)
 
 

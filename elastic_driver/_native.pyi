@@ -79,7 +79,7 @@ class ContextGroup:
 
         key and purpose: the same on all members, which prove to each other that they have them.
 
-        host_timeout_s: for how long nothing may be heard of a member's machine while it is waited for; 0 for no limit.
+        host_timeout_s: for how long a member's machine may be silent while it is waited for; 0 for no limit.
         """
     def prepare(self) -> bytes:
         """Listens. Returns what this worker publishes to the others."""

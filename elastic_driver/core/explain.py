@@ -223,8 +223,8 @@ def _kept_out(state: State, now: float, *, before: str, unused: bool = True) -> 
     text = ""
     out = [entry for entry in state.blacklist.entries if entry.active]
     if out:
-        times = ["permanently" if one.until is None else f"{max(0.0, one.until - now):.0f} s left" for one in out]
-        hosts = [f"{one.hostname} ({time})" for one, time in zip(out, times, strict=True)]
+        times = ["permanently" if entry.until is None else f"{max(0.0, entry.until - now):.0f} s left" for entry in out]
+        hosts = [f"{entry.hostname} ({time})" for entry, time in zip(out, times, strict=True)]
         text += f"{before}blacklisted: {_listed(hosts)}"
     left_out = [
         f"{cut_host.hostname} ({max(0.0, cut_host.until - now):.0f} s left)"
